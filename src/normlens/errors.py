@@ -1,0 +1,26 @@
+"""What can go wrong, in a handful of words.
+
+Every message states the rule, what arrived, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class NormlensError(Exception):
+    """The base of every error that normlens raises on purpose; the shell shows it as one sentence with exit code 2."""
+
+
+class InputError(NormlensError):
+    """The caller asked for something that cannot be: an empty text, an unknown measure, a missing target."""
+
+
+class ModelError(NormlensError):
+    """The model cannot be loaded or must not be analysed: not a model, NaN weights, packed low-bit weights."""
+
+
+class AnatomyError(NormlensError):
+    """The structure of the model could not be read; the message says what was looked for and where reading stopped."""
+
+
+class DecompositionError(NormlensError):
+    """The parts do not rebuild what the model computed: nothing is returned, since it would be wrong."""
