@@ -40,7 +40,7 @@ def load_pretrained(name: str, dtype: torch.dtype | str | None, **options: Any) 
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **files)
         _refuse_packed(config)
-        model = _class_for(config).from_pretrained(name, trust_remote_code=False, dtype=dtype, **options)
+        model = _class_for(config, "gguf_file" in files).from_pretrained(name, trust_remote_code=False, dtype=dtype, **options)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(
             f"the model must load without running code of its own: {name!r} did not ({_first(error)})"
@@ -71,7 +71,10 @@ def check_model(model: nn.Module) -> None:
             raise ModelError(f"weights must be numbers: {path} holds NaN; the checkpoint is damaged")
 
 
-def _class_for(config: Any) -> Any:
+def _class_for(config: Any, gguf: bool) -> Any:
+    """The class that the model was saved as, so that its head comes along."""
+    if gguf:  # these files hold generators and do not name a class
+        return transformers.AutoModelForCausalLM
     for architecture in getattr(config, "architectures", None) or ():
         found = getattr(transformers, architecture, None)
         if found is not None:
