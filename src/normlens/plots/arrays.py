@@ -60,7 +60,8 @@ def shares_of_rows(values: np.ndarray) -> np.ndarray:
             "row shares need values of at least zero; a difference arrived. Draw it with row_shares=False."
         )
     totals = np.nansum(values, axis=-1, keepdims=True)
-    return np.divide(values, totals, out=np.full_like(values, np.nan), where=totals > 0)
+    shares: np.ndarray = np.divide(values, totals, out=np.full_like(values, np.nan), where=totals > 0)
+    return shares
 
 
 def chosen_layers(available: list[int], layers: Iterable[int] | str | None, most: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from matplotlib.colors import Colormap, ListedColormap, Normalize, to_rgb
+from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm, to_rgb
 
 from normlens.errors import InputError
 
@@ -29,11 +29,12 @@ def _oklab(rgb: np.ndarray) -> np.ndarray:
          [0.5363325363, 0.6806995451, 0.2817188376],
          [0.0514459929, 0.1073969566, 0.6299787005]]
     )  # fmt: skip
-    return np.cbrt(cones) @ np.array(
+    lab: np.ndarray = np.cbrt(cones) @ np.array(
         [[0.2104542553, 1.9779984951, 0.0259040371],
          [0.7936177850, -2.4285922050, 0.7827717662],
          [-0.0040720468, 0.4505937099, -0.8086757660]]
     )  # fmt: skip
+    return lab
 
 
 def _even_ramp(colours: Sequence[str], steps: int) -> np.ndarray:
@@ -61,25 +62,38 @@ def diverging() -> Colormap:
 
 @dataclass(frozen=True)
 class Scale:
-    """The values at the two ends of a colour bar; below zero only where the data are differences."""
+    """The values at the two ends of a colour bar; below zero only where the data are differences.
+
+    On a `root` scale a colour stands for the square root of the value: small values are told apart better.
+    """
 
     low: float
     high: float
     clipped: bool = False
+    root: bool = False
 
     @property
     def norm(self) -> Normalize:
-        return Normalize(self.low, self.high)
+        return PowerNorm(0.5, self.low, self.high) if self.root else Normalize(self.low, self.high)
 
     @property
     def colormap(self) -> Colormap:
         return diverging() if self.low < 0 else sequential()
 
-    def ticks(self, count: int) -> list[float]:
-        return [float(tick) for tick in np.linspace(self.low, self.high, count)]
+    def ticks(self, most: int) -> list[float]:
+        """At most `most` ticks from end to end, zero among them, in the steps that are shortest to write."""
+        if self.root:
+            shares = (0.0, 0.25, 1.0) if most < 5 else (0.0, 0.04, 0.25, 0.5, 1.0)
+            return [self.high * share for share in shares]
+        counts = [count for count in (4, 5, 3, 2) if count < most or count == 2]
+        if self.low < 0:
+            counts = [count for count in counts if count % 2 == 0]
+        count = min(counts, key=lambda count: len(short((self.high - self.low) / count)))
+        step = (self.high - self.low) / count
+        return [self.low + step * place for place in range(count + 1)]
 
 
-def scale_of(values: Sequence[np.ndarray], high: float | None = None) -> Scale:
+def scale_of(values: Sequence[np.ndarray], high: float | None = None, root: bool = False) -> Scale:
     """The scale from 0 to the largest of all the values, rounded up to a number that divides well; or to `high`.
 
     Differences have values below zero: their scale is symmetric about zero.
@@ -93,14 +107,17 @@ def scale_of(values: Sequence[np.ndarray], high: float | None = None) -> Scale:
         )
     reach = float(np.abs(finite).max())
     end = round_up(reach) if high is None else float(high)
-    return Scale(-end if float(finite.min()) < 0 else 0.0, end, clipped=reach > end)
+    differences = float(finite.min()) < 0
+    if differences and root:
+        raise InputError("a root scale needs values of at least zero; a difference arrived. Draw it with root=False.")
+    return Scale(-end if differences else 0.0, end, clipped=reach > end * (1 + 1e-6), root=root)
 
 
-def own_scale(values: np.ndarray) -> Scale:
+def own_scale(values: np.ndarray, root: bool = False) -> Scale:
     """The scale of one map alone: its end is exactly its largest value."""
     finite = np.abs(values[np.isfinite(values)])
     reach = float(finite.max()) if finite.size else 0.0
-    return Scale(0.0, 1.0) if reach == 0 else scale_of([values], reach)
+    return Scale(0.0, 1.0, root=root) if reach == 0 else scale_of([values], reach, root)
 
 
 def round_up(value: float) -> float:

@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ RESOLUTION = 300
 
 # The salt makes the identifiers in an SVG repeatable; glyphs as paths look the same where the font is missing. Both can
 # only be set through matplotlib's settings, hence the lock: they are put back before anyone else saves here.
-SETTINGS = {"svg.hashsalt": "normlens", "svg.fonttype": "path", "svg.image_inline": True, "savefig.bbox": None}
+SETTINGS: Any = {"svg.hashsalt": "normlens", "svg.fonttype": "path", "svg.image_inline": True, "savefig.bbox": None}
 _settings_lock = Lock()
 
 

@@ -70,6 +70,7 @@ class Grid:
     bars: Sequence[Bar]
     queries: Sequence[str]
     keys: Sequence[str]
+    title: str = ""
 
     def draw(self, side: float, figure: Figure | None, provenance: str | None) -> Figure:
         """Draw on `figure`, or on a new one on which each map is `side` inches at its longer edge."""
@@ -80,15 +81,15 @@ class Grid:
         size = label_size(side / longest, 7.0)
         by_name = size >= SMALLEST
         ticks_left = width_of(self.queries, size) if by_name else width_of([str(longest)], NOTE)
-        ticks_below = width_of(self.keys, size) if by_name else 0.09
+        ticks_below = width_of(self.keys, size) if by_name else 0.11
         named = any(self.rows)
         left = MARGIN + (0.17 if named else 0.0) + 0.16 + ticks_left + 0.06
-        top = MARGIN + (0.2 if any(self.columns) else 0.0)
+        top = MARGIN + (0.2 if any(self.columns) else 0.24 if self.title else 0.0)
         gap_down = 0.2 if any(panel and panel.heading for row in self.panels for panel in row) else GAP
         if any(panel and panel.note for row in self.panels for panel in row):
             gap_down = max(gap_down, 0.15)
         top += gap_down - GAP
-        labels_below = ticks_below + 0.06 + 0.17
+        labels_below = ticks_below + 0.06 + 0.14
         bars_below = 0.12 + BAR + 0.16 + 0.12 * (1 + max(bar.label.count("\n") for bar in self.bars))
 
         def below(width: float) -> tuple[list[TokenList], float]:
@@ -109,7 +110,7 @@ class Grid:
             cell = min(room_across, room_down / len(self.queries))
             if cell <= 0:
                 raise InputError(
-                    f"a figure must leave room for its {across} x {down} maps; one of {width:.1f} x {height:.1f} inches "
+                    f"a figure must leave room for {across} x {down} maps; one of {width:.1f} x {height:.1f} inches "
                     "does not. Give a larger one, or none to have it made to measure."
                 )
             # The labels were measured for a larger map; on this one they are never larger.
@@ -127,7 +128,7 @@ class Grid:
             ax = axes_at(figure, start + inset, bottom + labels_below + 0.1, length - 2 * inset, BAR)
             colour_bar(ax, bar.scale, bar.label, horizontal=True, ticks=bar.ticks)
         for part in lists:
-            part.draw(figure, bottom + labels_below + bars_below)
+            part.draw(figure, bottom + labels_below + bars_below + 0.08)
             bottom += part.height
         draw_provenance(figure, provenance)
         return figure
@@ -141,6 +142,8 @@ class Grid:
 
     def _draw_panels(self, figure: Figure, cell: float, left: float, top: float, gap: float, by_name: bool) -> None:
         map_width, map_height = len(self.keys) * cell, len(self.queries) * cell
+        if self.title:
+            write(figure, left, MARGIN, self.title, HEADING, ha="left", va="top")
         for column, heading in enumerate(self.columns):
             middle = left + column * (map_width + GAP) + map_width / 2
             write(figure, middle, MARGIN, heading, HEADING, ha="center", va="top")
@@ -172,17 +175,19 @@ class Grid:
                         label_positions(ax, axis, len(labels))
 
 
-def own_panel(values: np.ndarray, heading: str = "") -> Panel:
+def own_panel(values: np.ndarray, heading: str = "", root: bool = False) -> Panel:
     """A panel on its own scale, with a note of the value that its darkest colour stands for."""
     known = np.abs(values[np.isfinite(values)])
-    return Panel(values, own_scale(values), heading, f"max {short(float(known.max()))}" if known.size else "no values")
+    return Panel(
+        values, own_scale(values, root), heading, f"max {short(float(known.max()))}" if known.size else "no values"
+    )
 
 
 def own_bar(scale: Scale) -> tuple[Scale, Sequence[str]]:
     """The colour bar of panels that each have their own scale, and the words along it."""
     if scale.low < 0:
         return Scale(-1.0, 1.0), ("−max", "0", "max of map")
-    return Scale(0.0, 1.0), ("0", "max of map")
+    return Scale(0.0, 1.0, root=scale.root), ("0", "max of map")
 
 
 def map_side(count: int) -> float:

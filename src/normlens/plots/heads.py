@@ -14,7 +14,7 @@ from normlens.errors import InputError
 from normlens.plots.arrays import arranged, numbering, numbers, token_labels
 from normlens.plots.colours import Scale, own_scale, scale_of
 from normlens.plots.grid import Bar, Grid, Panel, map_side, own_bar, own_panel
-from normlens.plots.labels import label_of
+from normlens.plots.labels import described
 from normlens.plots.panels import draw_cells
 from normlens.plots.sheet import (
     BODY,
@@ -42,6 +42,7 @@ def plot_heads(
     *,
     scale: Scaling = "shared",
     high: float | None = None,
+    root: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
 ) -> Figure:
@@ -49,7 +50,8 @@ def plot_heads(
 
     Several layers: thumbnails, layers down and heads across. One layer (`array.sel(layer=3)`): larger maps with token
     labels. All maps share a scale from 0 to the largest value, rounded up (or to `high`); with `scale="panel"` each
-    map runs from 0 to its own largest value, which shows the patterns and hides the sizes.
+    map runs from 0 to its own largest value, which shows the patterns and hides the sizes. `root=True` colours by the
+    square root, so that small values show beside large ones.
     """
     if scale not in ("shared", "panel"):
         raise InputError(f'scale is "shared" or "panel"; {scale!r} arrived.')
@@ -59,13 +61,12 @@ def plot_heads(
         array = array.expand_dims("layer")
     array = arranged(array, ("layer", "head", "query", "key"), "plot_heads")
     values = numbers(array)
-    shared = scale_of([values], high)
-    known = label_of(array.name)
-    label = known.name + (f"   {known.formula}" if known.formula else "")
-    bar_scale, ticks = own_bar(shared) if scale == "panel" else (shared, 5)
+    shared = scale_of([values], high, root)
+    label = described(array.name, "   ", below_zero=shared.low < 0, root=root)
+    bar_scale, ticks = own_bar(shared) if scale == "panel" else (shared, 6)
     if len(values) == 1:
         panels = [
-            own_panel(cells, f"head {head}") if scale == "panel" else Panel(cells, shared, f"head {head}")
+            own_panel(cells, f"head {head}", root) if scale == "panel" else Panel(cells, shared, f"head {head}")
             for head, cells in zip(numbering(array, "head"), values[0], strict=True)
         ]
         across = min(len(panels), 4 if len(panels) <= 16 else 8)
@@ -73,16 +74,15 @@ def plot_heads(
         places = [*panels, *[None] * empty]
         grid = Grid(
             panels=[places[start : start + across] for start in range(0, len(places), across)],
-            rows=[
-                f"layer {numbering(array, 'layer')[0]}" if start == 0 else "" for start in range(0, len(places), across)
-            ],
+            rows=[""] * (len(places) // across),
             columns=[],
+            title=f"layer {numbering(array, 'layer')[0]}",
             bars=[Bar(0, across - 1, bar_scale, label, ticks)],
             queries=token_labels(array, "query"),
             keys=token_labels(array, "key"),
         )
         return grid.draw(map_side(max(array.sizes["query"], array.sizes["key"])), figure, provenance)
-    own = [[own_scale(cells) if scale == "panel" else shared for cells in line] for line in values]
+    own = [[own_scale(cells, root) if scale == "panel" else shared for cells in line] for line in values]
     return _thumbnails(array, values, own, (bar_scale, label, ticks), figure, provenance)
 
 

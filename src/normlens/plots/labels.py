@@ -19,9 +19,9 @@ LAYER_MAPS = ("attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n")
 
 LABELS = {
     "alpha": MeasureLabel("attention weight", "α", weights=True),
-    "f_norm": MeasureLabel("transformed vector", "‖f(x)‖"),
-    "af_norm": MeasureLabel("weighted vector", "‖αf(x)‖"),
-    "x_norm": MeasureLabel("input vector", "‖x‖"),
+    "f_norm": MeasureLabel("norm of transformed vector", "‖f(x)‖"),
+    "af_norm": MeasureLabel("norm of weighted vector", "‖αf(x)‖"),
+    "x_norm": MeasureLabel("norm of input vector", "‖x‖"),
     "attn_w": MeasureLabel("ATTN-W", "mean of α over heads", weights=True),
     "attn_n": MeasureLabel("ATTN-N", "‖Σ αf(x)‖"),
     "attnres_w": MeasureLabel("ATTNRES-W", "½ mean of α + ½ I", weights=True),
@@ -33,3 +33,17 @@ LABELS = {
 def label_of(measure: object) -> MeasureLabel:
     """The label of a measure; a name that is not in the table (an array of the caller's own) is its own label."""
     return LABELS.get(str(measure), MeasureLabel(str(measure) if measure else "value", ""))
+
+
+def described(measure: object, between: str, *, below_zero: bool, root: bool, row_shares: bool = False) -> str:
+    """What a colour bar measures: name, formula, and what was done to the values on the way to a colour.
+
+    >>> described("attn_n", ": ", below_zero=False, root=False, row_shares=True)
+    'ATTN-N: ‖Σ αf(x)‖ / row sum'
+    """
+    label = label_of(measure)
+    # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
+    difference = below_zero and bool(label.formula) and not label.weights
+    name = ("difference in " if difference else "") + label.name + (", root scale" if root else "")
+    formula = " / ".join(part for part in (label.formula, "row sum" if row_shares else "") if part)
+    return f"{name}{between}{formula}" if formula else name

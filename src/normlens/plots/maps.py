@@ -14,7 +14,7 @@ from normlens.errors import InputError
 from normlens.plots.arrays import arranged, chosen_layers, numbering, numbers, shares_of_rows, token_labels
 from normlens.plots.colours import Scale, scale_of
 from normlens.plots.grid import Bar, Grid, Panel, map_side, own_bar, own_panel
-from normlens.plots.labels import LAYER_MAPS, MeasureLabel, label_of
+from normlens.plots.labels import LAYER_MAPS, described, label_of
 from normlens.plots.panels import draw_cells, label_size, label_tokens
 from normlens.plots.sheet import (
     BODY,
@@ -44,6 +44,7 @@ def plot_maps(
     layers: Iterable[int] | Literal["all"] | None = None,
     *,
     scale: Scaling = "measure",
+    root: bool = False,
     row_shares: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
@@ -57,7 +58,8 @@ def plot_maps(
     - `"unit"`: the same, but weights (and row shares) from 0 to 1.
     - `"panel"`: every map from 0 to its own largest value, which stands above it.
 
-    `row_shares=True` divides each row by its sum: which part of all contributions to a query comes from each key.
+    `root=True` colours by the square root, so that small values show beside large ones. `row_shares=True` divides each
+    row by its sum: which part of all contributions to a query comes from each key.
     """
     if scale not in ("measure", "unit", "panel"):
         raise InputError(f'scale is "measure", "unit" or "panel"; {scale!r} arrived.')
@@ -81,10 +83,10 @@ def plot_maps(
         cells = numbers(array)
         cells = shares_of_rows(cells) if row_shares else cells
         values[name] = [cells[available.index(layer)] for layer in drawn]
-    scales = _scales(values, scale, row_shares)
+    scales = _scales(values, scale, root, row_shares)
     panels = [
         [
-            own_panel(cells) if scale == "panel" else Panel(cells, scales[name])
+            own_panel(cells, root=root) if scale == "panel" else Panel(cells, scales[name])
             for name in names
             for cells in [values[name][row]]
         ]
@@ -92,8 +94,9 @@ def plot_maps(
     ]
     bars = []
     for column, name in enumerate(names):
+        words = described(name, "\n", below_zero=scales[name].low < 0, root=root, row_shares=row_shares)
         bar_scale, ticks = own_bar(scales[name]) if scale == "panel" else (scales[name], 3)
-        bars.append(Bar(column, column, bar_scale, _bar_label(label_of(name), row_shares, "\n"), ticks))
+        bars.append(Bar(column, column, bar_scale, words, ticks))
     grid = Grid(
         panels,
         rows=[f"layer {layer}" for layer in drawn],
@@ -109,6 +112,7 @@ def plot_map(
     array: xr.DataArray,
     *,
     high: float | None = None,
+    root: bool = False,
     row_shares: bool = False,
     provenance: str | None = None,
     ax: Axes | None = None,
@@ -116,7 +120,8 @@ def plot_map(
     """Draw one `[query, key]` map with every token's label, on axes of the caller's or on a figure made to measure.
 
     The scale runs from 0 to the largest value, rounded up, or to `high` (to compare two figures); differences, which
-    have values below 0, get a scale symmetric about 0. `row_shares=True` divides each row by its sum.
+    have values below 0, get a scale symmetric about 0. `root=True` colours by the square root, so that small values
+    show beside large ones; `row_shares=True` divides each row by its sum.
 
     >>> import xarray as xr
     >>> tokens = {"query_token": ("query", ["a", "a"]), "key_token": ("key", ["a", "a"])}
@@ -126,9 +131,9 @@ def plot_map(
     """
     array = arranged(array, ("query", "key"), "plot_map")
     values = shares_of_rows(numbers(array)) if row_shares else numbers(array)
-    scale = scale_of([values], high)
+    scale = scale_of([values], high, root)
     queries, keys = token_labels(array, "query"), token_labels(array, "key")
-    label = _bar_label(label_of(array.name), row_shares, "   ")
+    label = described(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares)
     title = _title(array)
     if ax is None:
         ax = _measured_axes(queries, keys, label, title, provenance)
@@ -148,9 +153,9 @@ def plot_map(
     if title:
         ax.set_title(title, loc="left", pad=5.0, **lettering(HEADING))
     map_wide, map_tall = cell * len(keys), cell * len(queries)
-    length = min(map_tall, max(1.6, map_tall / 2))
+    length = min(map_tall, max(3.0, map_tall / 2))
     bar = ax.inset_axes((1 + 0.1 / map_wide, 1 - length / map_tall, 0.1 / map_wide, length / map_tall))
-    colour_bar(bar, scale, label, horizontal=False, ticks=5)
+    colour_bar(bar, scale, label, horizontal=False, ticks=6)
     draw_provenance(figure, provenance)
     return figure
 
@@ -161,11 +166,11 @@ def _measured_axes(queries: Sequence[str], keys: Sequence[str], label: str, titl
     size = label_size(cell)
     wide, tall = cell * len(keys), cell * len(queries)
     left = MARGIN + 0.2 + width_of(queries, size) + 0.08
-    right = 0.2 + 0.32 + 0.24
+    right = 0.2 + 0.34 + 0.24
     top = MARGIN + (0.24 if title else 0.04)
     width = max(left + wide + right, left + width_of([title], HEADING) + MARGIN)
     # The rotated label of the colour bar is centred on the bar: leave room for it where the map is lower than it.
-    over = max(0.0, width_of([label], BODY) - max(1.6, tall / 2))
+    over = max(0.0, width_of([label], BODY) - max(3.0, tall / 2))
     below = max(0.08 + width_of(keys, size) + 0.2, over / 2)
     height = top + max(tall, over / 2) + below + MARGIN + provenance_height(provenance, width)
     figure = new_figure(width, height)
@@ -183,7 +188,7 @@ def cell_inches(count: int) -> float:
     return max(1.6 / count, min(shrinking, largest / count))
 
 
-def _scales(values: dict[str, list[np.ndarray]], scale: Scaling, row_shares: bool) -> dict[str, Scale]:
+def _scales(values: dict[str, list[np.ndarray]], scale: Scaling, root: bool, row_shares: bool) -> dict[str, Scale]:
     """One scale for each measure; measures of weights share one, and so does everything that is a share."""
     groups: dict[str, list[str]] = {}
     for name in values:
@@ -191,14 +196,9 @@ def _scales(values: dict[str, list[np.ndarray]], scale: Scaling, row_shares: boo
     scales: dict[str, Scale] = {}
     for group, names in groups.items():
         unit = scale == "unit" and group == "weights"
-        shared = scale_of([cells for name in names for cells in values[name]], 1.0 if unit else None)
+        shared = scale_of([cells for name in names for cells in values[name]], 1.0 if unit else None, root)
         scales |= dict.fromkeys(names, shared)
     return scales
-
-
-def _bar_label(label: MeasureLabel, row_shares: bool, between: str) -> str:
-    formula = label.formula + (" / row sum" if row_shares else "")
-    return f"{label.name}{between}{formula.strip(' /')}" if formula else label.name
 
 
 def _title(array: xr.DataArray) -> str:

@@ -100,7 +100,7 @@ def plot_mixing(
     _draw_means(means, values, scale, every)
     write(figure, beside, top - 0.06, "mean over tokens", HEADING, ha="left", va="bottom")
     bar = axes_at(figure, beside, top + tall + 0.06, MEAN, 0.07)
-    colour_bar(bar, scale, f"mixing ratio\n{formula}", horizontal=True, ticks=5)
+    colour_bar(bar, scale, f"mixing ratio\n{formula}", horizontal=True, ticks=6)
     draw_provenance(figure, provenance)
     return figure
 
@@ -109,7 +109,7 @@ def _draw_means(ax: Axes, values: np.ndarray, scale: Scale, every: int) -> None:
     """One bar for each layer on the colour bar's own axis, its value beside it (of every `every`-th layer)."""
     ax.set_xlim(scale.low, scale.high)
     ax.set_ylim(len(values) - 0.5, -0.5)
-    for tick in scale.ticks(5)[1:-1]:
+    for tick in scale.ticks(6)[1:-1]:
         ax.axvline(tick, color="#e4e4e4", linewidth=HAIRLINE, zorder=0)
     for row, line in enumerate(values):
         if not np.isfinite(line).any():

@@ -26,8 +26,8 @@ def label_size(cell: float, largest: float = 8.0) -> float:
 
 def draw_cells(ax: Axes, values: np.ndarray, scale: Scale, side: float, extent: Sequence[float] | None = None) -> None:
     """Draw the cells of a `[row, column]` map that is `side` inches at its longer edge."""
-    # Cells wider than about three dots keep sharp edges; narrower ones are averaged, since dropping some would lie.
-    sharp = max(values.shape) / side <= 100
+    # Cells wider than two dots of a saved picture keep sharp edges; narrower ones are averaged: dropping some would lie.
+    sharp = max(values.shape) / side <= 150
     ax.imshow(
         values,
         norm=scale.norm,
@@ -42,7 +42,7 @@ def draw_cells(ax: Axes, values: np.ndarray, scale: Scale, side: float, extent: 
 
 
 def label_tokens(ax: Axes, axis: str, labels: Sequence[str], cell: float, largest: float = 8.0) -> int:
-    """Write a token at each place of the axis (its position, so equal tokens stay apart); return the step between labels.
+    """Write a token at each position of the axis, so that equal tokens stay apart; return the step between labels.
 
     Where a cell is too small for the smallest readable type, only every second, third, ... token is written.
     """
@@ -78,7 +78,7 @@ class TokenList:
 
     @property
     def height(self) -> float:
-        return (self.rows + 1.3) * self.line
+        return (self.rows + 1.3) * self.line + 0.08
 
     def draw(self, figure: Figure, top: float) -> None:
         write(figure, MARGIN, top, self.title, NOTE, colour=QUIET, va="top")

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 
@@ -34,7 +34,9 @@ PROVENANCE = "normlens-provenance"
 
 def new_figure(width: float, height: float) -> Figure:
     """A white figure of this size in inches that no layout engine will rearrange."""
-    return Figure(figsize=(width, height), dpi=150, facecolor="white", edgecolor="none", layout="none")
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", edgecolor="none")
+    figure.set_layout_engine("none")
+    return figure
 
 
 def axes_at(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
@@ -90,7 +92,7 @@ def name_axis(ax: Axes, axis: str, name: str, pad: float = 3.0) -> None:
 
 
 def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: Sequence[str] | int) -> None:
-    """Fill `bar` with the scale's colours; ticks are a number of even steps, or the words for evenly spaced places."""
+    """Fill `bar` with the scale's colours; ticks are their greatest number, or the words for evenly spaced places."""
     mappable = ScalarMappable(norm=scale.norm, cmap=scale.colormap)
     figure = bar.get_figure()
     assert figure is not None, "an axes that is drawn on belongs to a figure"
@@ -101,12 +103,16 @@ def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: 
         extend=("both" if scale.low < 0 else "max") if scale.clipped else "neither",
         extendfrac=0.06,
     )
-    drawn.outline.set(linewidth=HAIRLINE, edgecolor=QUIET)  # type: ignore[operator]
+    drawn.outline.set(linewidth=HAIRLINE, edgecolor=QUIET)
     drawn.minorticks_off()
     bar.grid(False, which="both")
-    words = [short(tick) for tick in scale.ticks(ticks)] if isinstance(ticks, int) else list(ticks)
-    axis, places = ("x" if horizontal else "y"), scale.ticks(len(words))
-    set_ticks(bar, axis, places, words, NOTE, length=1.5)
+    if isinstance(ticks, int):
+        places = scale.ticks(ticks)
+        words = [short(place) for place in places]
+    else:
+        words = list(ticks)
+        places = [scale.low + (scale.high - scale.low) * place / (len(words) - 1) for place in range(len(words))]
+    set_ticks(bar, "x" if horizontal else "y", places, words, NOTE, length=1.5)
     if horizontal:
         bar.set_xlabel(label, labelpad=2.0, linespacing=1.25, **lettering(NOTE))
         outer = bar.get_xticklabels()
@@ -115,7 +121,7 @@ def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: 
     else:
         bar.yaxis.set_ticks_position("right")
         bar.yaxis.set_label_position("right")
-        bar.set_ylabel(label, labelpad=4.0, **lettering(BODY))
+        bar.set_ylabel(label, labelpad=6.0, **lettering(BODY))
 
 
 def width_of(strings: Iterable[str], size: float) -> float:
@@ -125,17 +131,17 @@ def width_of(strings: Iterable[str], size: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _width(string: str, size: float, names: tuple[str, ...]) -> float:
-    canvas = FigureCanvasAgg(Figure(figsize=(1, 1), dpi=288, layout="none"))
+    canvas = FigureCanvasAgg(Figure(figsize=(1, 1), dpi=288))
     extent = canvas.figure.text(0, 0, string, **lettering(size)).get_window_extent(canvas.get_renderer())
     return float(extent.width) / 288
 
 
 def wrapped(string: str, size: float, width: float) -> list[str]:
-    """The string in lines no wider than `width` inches, broken at spaces."""
+    """The string in lines no wider than `width` inches, broken at spaces; a separating dot never starts a line."""
     lines: list[str] = []
     for word in string.split(" "):
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and width_of([longer], size) <= width:
+        if lines and (word == "·" or width_of([longer], size) <= width):
             lines[-1] = longer
         else:
             lines.append(word)
@@ -179,11 +185,10 @@ def provenance_of(figure: Figure) -> str:
 
 def root_figure(ax: Axes) -> Figure:
     """The whole figure that these axes stand in, also through subfigures."""
-    figure = ax.get_figure()
-    while isinstance(figure, SubFigure):
-        figure = figure._parent  # `get_figure(root=True)` is younger than the oldest matplotlib that we support
-    assert isinstance(figure, Figure), "an axes that is drawn on belongs to a figure"
-    return figure
+    # A subfigure's own `.figure` is the root; `get_figure(root=True)` is younger than the oldest matplotlib we support.
+    root = ax.figure.figure
+    assert isinstance(root, Figure), "an axes that is drawn on belongs to a figure"
+    return root
 
 
 def _line(size: float) -> float:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import matplotlib
 from matplotlib import font_manager
 
 #: Ships with matplotlib: Latin, Greek, Cyrillic, Hebrew, Arabic and the mathematical signs of the labels.
 BASE_FAMILY = "DejaVu Sans"
+
+#: Names in matplotlib's settings that stand for a list of fonts.
+GENERIC = ("sans-serif", "serif", "monospace", "cursive", "fantasy")
 
 #: What stands for characters that have no shape of their own but a familiar sign.
 SIGNS = {"\n": "↵", "\r": "←", "\t": "⇥"}
@@ -23,13 +28,13 @@ def families() -> tuple[str, ...]:
     that a picture is the same on every machine.
     """
     chosen: list[str] = []
-    for family in matplotlib.rcParams["font.family"]:
-        generic = family in font_manager.font_family_aliases
-        chosen += matplotlib.rcParams[f"font.{family}"] if family in ("sans-serif", "serif", "monospace") else []
-        chosen += [] if generic else [family]
-    stock = {name for kind in ("sans-serif", "serif", "monospace") for name in _defaults(kind)}
+    settings: Mapping[str, Any] = matplotlib.rcParams
+    stock: Mapping[str, Any] = matplotlib.rcParamsDefault
+    for family in settings["font.family"]:
+        chosen += settings[f"font.{family}"] if family in GENERIC else [family]
+    common = {name for kind in GENERIC for name in stock[f"font.{kind}"]}
     installed = _installed()
-    extra = dict.fromkeys(name for name in chosen if name in installed and name not in stock)
+    extra = dict.fromkeys(name for name in chosen if name in installed and name not in common)
     return (BASE_FAMILY, *extra)
 
 
@@ -94,7 +99,3 @@ def _code_points(names: tuple[str, ...]) -> frozenset[int]:
 @lru_cache(maxsize=1)
 def _installed() -> frozenset[str]:
     return frozenset(font_manager.fontManager.get_font_names())
-
-
-def _defaults(kind: str) -> list[str]:
-    return list(matplotlib.rcParamsDefault[f"font.{kind}"])
