@@ -34,6 +34,8 @@ from normlens.plots.sheet import (
 #: Thumbnails are laid out over about the width of a page, and stay between a stamp and a small map.
 PAGE, SMALLEST, LARGEST = 6.8, 0.28, 0.85
 
+EACH = "each map: queries down, keys across"
+
 Scaling = Literal["shared", "panel"]
 
 
@@ -99,7 +101,7 @@ def _thumbnails(
     queries, keys = array.sizes["query"], array.sizes["key"]
     left = MARGIN + 0.2 + width_of(map(str, layers), BODY) + 0.06
     top = MARGIN + 0.34
-    below = 0.12 + 0.08 + 0.34 + MARGIN / 2
+    below = 0.12 + 0.08 + 0.46 + MARGIN / 2
     if figure is None:
         wide = max(SMALLEST, min(LARGEST, PAGE / len(heads)))
         tall = wide * queries / keys
@@ -139,6 +141,6 @@ def _thumbnails(
     length = min(2.4, wide * len(heads))
     scale, label, ticks = bar
     colours = axes_at(figure, left + (wide * len(heads) - length) / 2, top + tall * len(layers) + 0.1, length, 0.08)
-    colour_bar(colours, scale, label, horizontal=True, ticks=ticks)
+    colour_bar(colours, scale, f"{label}\n{EACH}", horizontal=True, ticks=ticks)
     draw_provenance(figure, provenance)
     return figure

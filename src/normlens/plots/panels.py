@@ -26,7 +26,7 @@ def label_size(cell: float, largest: float = 8.0) -> float:
 
 def draw_cells(ax: Axes, values: np.ndarray, scale: Scale, side: float, extent: Sequence[float] | None = None) -> None:
     """Draw the cells of a `[row, column]` map that is `side` inches at its longer edge."""
-    # Cells wider than two dots of a saved picture keep sharp edges; narrower ones are averaged: dropping some would lie.
+    # Cells wider than two dots of a saved picture keep sharp edges; narrower ones are averaged, not dropped.
     sharp = max(values.shape) / side <= 150
     ax.imshow(
         values,

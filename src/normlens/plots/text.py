@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +27,8 @@ def families() -> tuple[str, ...]:
     that a picture is the same on every machine.
     """
     chosen: list[str] = []
-    settings: Mapping[str, Any] = matplotlib.rcParams
-    stock: Mapping[str, Any] = matplotlib.rcParamsDefault
+    settings: Any = matplotlib.rcParams
+    stock: Any = matplotlib.rcParamsDefault
     for family in settings["font.family"]:
         chosen += settings[f"font.{family}"] if family in GENERIC else [family]
     common = {name for kind in GENERIC for name in stock[f"font.{kind}"]}
