@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from normlens.errors import InputError
 from normlens.plots.arrays import arranged, numbering, numbers, token_labels
 from normlens.plots.colours import Scale, own_scale, scale_of
-from normlens.plots.grid import Bar, Grid, Panel, map_side, own_bar, own_panel
+from normlens.plots.grid import Bar, Grid, Panel, own_bar, own_panel
 from normlens.plots.labels import described
 from normlens.plots.panels import draw_cells
 from normlens.plots.sheet import (
@@ -83,7 +83,7 @@ def plot_heads(
             queries=token_labels(array, "query"),
             keys=token_labels(array, "key"),
         )
-        return grid.draw(map_side(max(array.sizes["query"], array.sizes["key"])), figure, provenance)
+        return grid.draw(figure, provenance)
     own = [[own_scale(cells, root) if scale == "panel" else shared for cells in line] for line in values]
     return _thumbnails(array, values, own, (bar_scale, label, ticks), figure, provenance)
 
@@ -98,21 +98,22 @@ def _thumbnails(
 ) -> Figure:
     """All maps in one axes whose coordinates are head and layer: a thousand axes would take a minute to draw."""
     layers, heads = numbering(array, "layer"), numbering(array, "head")
-    queries, keys = array.sizes["query"], array.sizes["key"]
+    # Long and thin maps (many source tokens, few target tokens) are drawn less long and less thin.
+    ratio = min(2.0, max(0.5, array.sizes["query"] / array.sizes["key"]))
     left = MARGIN + 0.2 + width_of(map(str, layers), BODY) + 0.06
     top = MARGIN + 0.34
     below = 0.12 + 0.08 + 0.46 + MARGIN / 2
     if figure is None:
         wide = max(SMALLEST, min(LARGEST, PAGE / len(heads)))
-        tall = wide * queries / keys
+        tall = wide * ratio
         width = left + wide * len(heads) + MARGIN
         height = top + tall * len(layers) + below + provenance_height(provenance, width)
         figure = new_figure(width, height)
     else:
         width, height = map(float, figure.get_size_inches())
         room_down = height - top - below - provenance_height(provenance, width)
-        wide = min((width - left - MARGIN) / len(heads), room_down / len(layers) * keys / queries)
-        tall = wide * queries / keys
+        wide = min((width - left - MARGIN) / len(heads), room_down / len(layers) / ratio)
+        tall = wide * ratio
         if wide <= 0:
             raise InputError(
                 f"a figure must leave room for {len(layers)} x {len(heads)} thumbnails; one of {width:.1f} x "

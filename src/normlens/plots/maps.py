@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from normlens.errors import InputError
 from normlens.plots.arrays import arranged, chosen_layers, numbering, numbers, shares_of_rows, token_labels
 from normlens.plots.colours import Scale, scale_of
-from normlens.plots.grid import Bar, Grid, Panel, map_side, own_bar, own_panel
+from normlens.plots.grid import Bar, Grid, Panel, own_bar, own_panel
 from normlens.plots.labels import LAYER_MAPS, described, label_of
 from normlens.plots.panels import draw_cells, label_size, label_tokens
 from normlens.plots.sheet import (
@@ -105,7 +105,7 @@ def plot_maps(
         queries=token_labels(some, "query"),
         keys=token_labels(some, "key"),
     )
-    return grid.draw(map_side(max(some.sizes["query"], some.sizes["key"])), figure, provenance)
+    return grid.draw(figure, provenance)
 
 
 def plot_map(
@@ -153,7 +153,7 @@ def plot_map(
     if title:
         ax.set_title(title, loc="left", pad=5.0, **lettering(HEADING))
     map_wide, map_tall = cell * len(keys), cell * len(queries)
-    length = min(map_tall, max(3.0, map_tall / 2))
+    length = _bar_length(map_tall, label)
     bar = ax.inset_axes((1 + 0.1 / map_wide, 1 - length / map_tall, 0.1 / map_wide, length / map_tall))
     colour_bar(bar, scale, label, horizontal=False, ticks=6)
     draw_provenance(figure, provenance)
@@ -169,12 +169,15 @@ def _measured_axes(queries: Sequence[str], keys: Sequence[str], label: str, titl
     right = 0.2 + 0.34 + 0.24
     top = MARGIN + (0.24 if title else 0.04)
     width = max(left + wide + right, left + width_of([title], HEADING) + MARGIN)
-    # The rotated label of the colour bar is centred on the bar: leave room for it where the map is lower than it.
-    over = max(0.0, width_of([label], BODY) - max(3.0, tall / 2))
-    below = max(0.08 + width_of(keys, size) + 0.2, over / 2)
-    height = top + max(tall, over / 2) + below + MARGIN + provenance_height(provenance, width)
+    below = max(0.08 + width_of(keys, size) + 0.2, _bar_length(tall, label) - tall + 0.06)
+    height = top + tall + below + MARGIN + provenance_height(provenance, width)
     figure = new_figure(width, height)
     return axes_at(figure, left, top, wide, tall)
+
+
+def _bar_length(map_tall: float, label: str) -> float:
+    """The colour bar is as high as the map while that is low, but never shorter than its label."""
+    return max(min(map_tall, max(3.0, map_tall / 2)), width_of([label], BODY))
 
 
 def cell_inches(count: int) -> float:

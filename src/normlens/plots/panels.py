@@ -56,9 +56,9 @@ def label_tokens(ax: Axes, axis: str, labels: Sequence[str], cell: float, larges
     return step
 
 
-def label_positions(ax: Axes, axis: str, count: int) -> None:
-    """Write positions from 0 in round steps."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if count / step <= 7)
+def label_positions(ax: Axes, axis: str, count: int, cell: float) -> None:
+    """Write positions from 0 in round steps, at least 0.2 inches apart."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if step * cell >= 0.2)
     places = list(range(0, count, step))
     set_ticks(ax, axis, places, [str(place) for place in places], NOTE - 0.5, length=1.5)
 

@@ -152,7 +152,7 @@ def provenance_height(provenance: str | None, width: float) -> float:
     """The inches that the provenance line needs at the bottom of a figure of this width."""
     if not provenance:
         return 0.0
-    return len(wrapped(printable(provenance), FINE, width - 2 * MARGIN)) * _line(FINE) + 0.04
+    return len(wrapped(printable(provenance.strip()), FINE, width - 2 * MARGIN)) * _line(FINE) + 0.04
 
 
 def draw_provenance(figure: Figure, provenance: str | None) -> None:
@@ -161,7 +161,9 @@ def draw_provenance(figure: Figure, provenance: str | None) -> None:
         return
     across, down = figure.get_size_inches()
     earlier = [text for text in figure.texts if text.get_gid() == PROVENANCE]
-    words = dict.fromkeys([*(line for line in provenance_of(figure).split("\n") if line), printable(provenance)])
+    words = dict.fromkeys(
+        [*(line for line in provenance_of(figure).split("\n") if line), printable(provenance.strip())]
+    )
     for text in earlier:
         text.remove()
     lines = [part for line in words for part in wrapped(line, FINE, across - 2 * MARGIN)]
