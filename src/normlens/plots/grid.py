@@ -134,7 +134,8 @@ class Grid:
         labels_below = ticks_below + 0.06 + 0.14
         bars_below = 0.12 + BAR + 0.16 + 0.12 * (1 + max(bar.label.count("\n") for bar in self.bars))
         # A map may be narrower or lower than the words that belong to it.
-        least_width = max([width_of(self.columns, HEADING), *(self._bar_width(bar) for bar in self.bars)])
+        over = [_width_over(panel) for panel in present]
+        least_width = max([*over, width_of(self.columns, HEADING), *(self._bar_width(bar) for bar in self.bars)])
         least_height = max(width_of([_axis_name("query", by_name)], BODY), width_of(self.rows, HEADING))
 
         def below(width: float) -> tuple[list[TokenList], float]:
@@ -177,6 +178,7 @@ class Grid:
     def _draw_panels(self, plan: Plan) -> None:
         """The maps, each in the middle of its slot, with token labels or positions at the outer edges."""
         wide, tall = plan.cell * len(self.keys), plan.cell * len(self.queries)
+        note = {"colour": QUIET, "ha": "right", "va": "bottom"}
         for row, panels in enumerate(self.panels):
             for column, panel in enumerate(panels):
                 if panel is None:
@@ -185,9 +187,9 @@ class Grid:
                 upper = plan.row(row) + (plan.slot_height - tall) / 2
                 ax = axes_at(plan.figure, left, upper, wide, tall)
                 draw_cells(ax, panel.values, panel.scale, max(wide, tall))
-                write(plan.figure, left, upper - 0.03, panel.heading, BODY, ha="left", va="bottom")
-                note = {"colour": QUIET, "ha": "right", "va": "bottom"}
-                write(plan.figure, left + wide, upper - 0.02, panel.note, FINE, **note)
+                spare = max(0.0, _width_over(panel) - wide) / 2
+                write(plan.figure, left - spare, upper - 0.03, panel.heading, BODY, ha="left", va="bottom")
+                write(plan.figure, left + wide + spare, upper - 0.02, panel.note, FINE, **note)
                 lowest = row == len(self.panels) - 1 or self.panels[row + 1][column] is None
                 for axis, labels, outer in (("x", self.keys, lowest), ("y", self.queries, column == 0)):
                     if outer and plan.by_name:
@@ -241,6 +243,11 @@ def map_side(count: int) -> float:
     by_name = min(2.0, max(1.3, 0.1 * count))
     # Panels too dense for words need no room for them: five columns of these fit the width of a page.
     return by_name if label_size(by_name / count, LARGEST_LABEL) >= SMALLEST else 1.4
+
+
+def _width_over(panel: Panel) -> float:
+    """The width of the words above a map."""
+    return width_of([panel.heading], BODY) + 0.06 + width_of([panel.note], FINE)
 
 
 def _axis_name(axis: str, by_name: bool) -> str:
