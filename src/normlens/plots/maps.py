@@ -151,7 +151,7 @@ def plot_map(
     name_axis(ax, "x", _axis_name("key", every_key))
     name_axis(ax, "y", _axis_name("query", every_query))
     if title:
-        ax.set_title(title, loc="left", pad=5.0, **lettering(HEADING))
+        ax.set_title(title, loc="left", y=1.0, pad=5.0, **lettering(HEADING))
     map_wide, map_tall = cell * len(keys), cell * len(queries)
     length = _bar_length(map_tall, label)
     bar = ax.inset_axes((1 + 0.1 / map_wide, 1 - length / map_tall, 0.1 / map_wide, length / map_tall))

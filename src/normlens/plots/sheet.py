@@ -83,12 +83,18 @@ def set_ticks(ax: Axes, axis: str, places: Sequence[float], labels: Sequence[str
     side = {"bottom": True, "top": False} if axis == "x" else {"left": True, "right": False}
     side |= {f"label{place}": shown for place, shown in side.items()}
     target.set_ticks(list(places), list(labels), **lettering(size), **options)
+    for tick in target.get_major_ticks():
+        # label1 stands at the bottom or left, label2 at the top or right.
+        near, far = ("top", "baseline") if axis == "x" else ("right", "left")
+        for label, outward in ((tick.label1, near), (tick.label2, far)):
+            across, down = ("center", outward) if axis == "x" else (outward, "center_baseline")
+            label.set(horizontalalignment=across, verticalalignment=down)
     target.set_tick_params(which="major", direction="out", length=length, width=HAIRLINE, pad=2.0, color=QUIET, **side)
 
 
 def name_axis(ax: Axes, axis: str, name: str, pad: float = 3.0) -> None:
     """The quiet name of an axis."""
-    (ax.set_xlabel if axis == "x" else ax.set_ylabel)(name, labelpad=pad, **lettering(BODY, QUIET))
+    (ax.set_xlabel if axis == "x" else ax.set_ylabel)(name, labelpad=pad, loc="center", **lettering(BODY, QUIET))
 
 
 def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: Sequence[str] | int) -> None:
@@ -114,14 +120,14 @@ def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: 
         places = [scale.low + (scale.high - scale.low) * place / (len(words) - 1) for place in range(len(words))]
     set_ticks(bar, "x" if horizontal else "y", places, words, NOTE, length=1.5)
     if horizontal:
-        bar.set_xlabel(label, labelpad=2.0, linespacing=1.25, **lettering(NOTE))
+        bar.set_xlabel(label, labelpad=2.0, loc="center", linespacing=1.25, **lettering(NOTE))
         outer = bar.get_xticklabels()
         outer[0].set_horizontalalignment("left")
         outer[-1].set_horizontalalignment("right")
     else:
         bar.yaxis.set_ticks_position("right")
         bar.yaxis.set_label_position("right")
-        bar.set_ylabel(label, labelpad=6.0, **lettering(BODY))
+        bar.set_ylabel(label, labelpad=6.0, loc="center", **lettering(BODY))
 
 
 def width_of(strings: Iterable[str], size: float) -> float:
