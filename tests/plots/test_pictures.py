@@ -111,6 +111,12 @@ def test_axes_in_a_subfigure_are_used() -> None:
     assert plot_map(dataset(8)["attn_n"].sel(layer=1), ax=ax) is figure
 
 
+def test_a_title_says_what_the_map_is() -> None:
+    array = dataset(4)["alpha"].sel(layer=2, head=3)
+    assert plot_map(array).axes[0].get_title(loc="left") == "layer 2, head 3"
+    assert plot_map(array, title="before $tuning$").axes[0].get_title(loc="left") == "before $tuning$"
+
+
 def test_without_tokens_positions_are_written() -> None:
     array = xr.DataArray(np.eye(3), dims=("query", "key"))
     assert tick_labels(plot_map(array).axes[0], "x") == ["0", "1", "2"]
@@ -241,9 +247,9 @@ def test_mixing_says_which_ratio_it_is() -> None:
     array = mixing(6)
     assert "mixing ratio, ATTN-W" in texts(plot_mixing(array, measure="attn_w"))
     assert "share of weight" in plot_mixing(array, measure="attn_w").axes[-1].get_xlabel()
-    array.attrs["measure"] = "attnres_n"
-    assert "mixing ratio, ATTNRES-N" in texts(plot_mixing(array))
-    assert "‖context‖" in plot_mixing(array).axes[-1].get_xlabel()
+    named = plot_mixing(array.rename("mixing_attnres_n"))
+    assert "mixing ratio, ATTNRES-N" in texts(named) and "‖context‖" in named.axes[-1].get_xlabel()
+    assert "mixing ratio" in texts(plot_mixing(array)), "nothing is claimed that is not known"
 
 
 def test_a_map_is_not_a_mixing_ratio() -> None:

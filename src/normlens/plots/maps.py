@@ -31,6 +31,7 @@ from normlens.plots.sheet import (
     root_figure,
     width_of,
 )
+from normlens.plots.text import printable
 
 #: More rows than this do not fit a page; the rest are had with `layers=`.
 MOST_LAYERS = 6
@@ -114,6 +115,7 @@ def plot_map(
     high: float | None = None,
     root: bool = False,
     row_shares: bool = False,
+    title: str | None = None,
     provenance: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
@@ -121,7 +123,8 @@ def plot_map(
 
     The scale runs from 0 to the largest value, rounded up, or to `high` (to compare two figures); differences, which
     have values below 0, get a scale symmetric about 0. `root=True` colours by the square root, so that small values
-    show beside large ones; `row_shares=True` divides each row by its sum.
+    show beside large ones; `row_shares=True` divides each row by its sum. Without a `title`, the layer and head that
+    the array was taken from are written.
 
     >>> import xarray as xr
     >>> tokens = {"query_token": ("query", ["a", "a"]), "key_token": ("key", ["a", "a"])}
@@ -134,7 +137,7 @@ def plot_map(
     scale = scale_of([values], high, root)
     queries, keys = token_labels(array, "query"), token_labels(array, "key")
     label = described(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares)
-    title = _title(array)
+    title = _title(array) if title is None else printable(title)
     if ax is None:
         ax = _measured_axes(queries, keys, label, title, provenance)
     plain(ax)

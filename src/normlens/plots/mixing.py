@@ -35,6 +35,9 @@ from normlens.plots.sheet import (
     write,
 )
 
+#: How an analysis names the ratio of a map: `mixing_attnresln_n`.
+MIXING = "mixing_"
+
 MEAN = 1.7  # the width of the panel of means, in inches: its formula fits below it
 GAP = 0.12
 
@@ -50,8 +53,8 @@ def plot_mixing(
     """Draw a `[layer, query]` mixing ratio as a strip of tokens by layers, with the mean over tokens beside each layer.
 
     The colour bar is also the axis of the means; it runs from 0 to the largest ratio, rounded up, or to `high`.
-    `measure` names the map that the ratio belongs to; without it, `array.attrs["measure"]` is used, or else nothing is
-    claimed.
+    `measure` names the map that the ratio belongs to; without it, the array's name (`mixing_attnresln_n`) says it, or
+    else nothing is claimed.
     """
     if isinstance(array, xr.DataArray) and "layer" not in array.dims:
         array = array.expand_dims("layer")
@@ -63,7 +66,7 @@ def plot_mixing(
             f"a mixing ratio lies between 0 and 1; {np.nanmax(np.abs(values)):.3g} arrived. Was it a map, not a ratio?"
         )
     layers, tokens = numbering(array, "layer"), token_labels(array, "query")
-    known = label_of(measure or array.attrs.get("measure"))
+    known = label_of(measure or str(array.name).removeprefix(MIXING))
     formula = "share of weight on other tokens" if known.weights else "‖context‖ / (‖context‖ + ‖self‖)"
     title = "mixing ratio" + (f", {known.name}" if known.formula else "")
 
