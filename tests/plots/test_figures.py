@@ -54,3 +54,14 @@ def test_too_many_heads_are_thinned_by_layers() -> None:
     data = dataset(2, layers=9, heads=64)[["alpha"]]
     ((_, figure),) = pictures(data, "p")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["1", "5", "9"]
+
+
+def test_cross_attention_is_not_labelled_with_a_residual_that_its_maps_lack() -> None:
+    drawn = dict(pictures(held(), "p", cross=True))
+    labels = [ax.get_xlabel() for ax in drawn["maps"].axes] + [
+        drawn["map_attnresln_n"].axes[0].child_axes[0].get_ylabel()
+    ]
+    assert not any("+ x" in label or "½ I" in label for label in labels)
+    assert "‖source‖ / (‖source‖ + ‖residual‖)" in drawn["mixing_attnresln_n"].axes[-1].get_xlabel()
+    usual = [ax.get_xlabel() for ax in dict(pictures(held(), "p"))["maps"].axes]
+    assert any("+ x" in label for label in usual) and any("½ I" in label for label in usual)

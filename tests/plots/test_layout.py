@@ -31,7 +31,7 @@ PICTURES: dict[str, Callable[[int, int], Figure]] = {
         dataset(q, k, heads=6)["alpha"].sel(layer=1), scale="panel", provenance=PROVENANCE
     ),
     "mixing": lambda q, k: plot_mixing(mixing(q), measure="attnresln_n", provenance=PROVENANCE),
-    "mixing deep": lambda q, k: plot_mixing(mixing(q, layers=48), measure="attn_w", provenance=PROVENANCE),
+    "mixing deep": lambda q, k: plot_mixing(mixing(q, layers=48), measure="attn_n", cross=True, provenance=PROVENANCE),
 }
 
 

@@ -28,12 +28,12 @@ def save_all(analysis: Analysis, folder: Path) -> list[Path]:
     files: list[Path] = []
     for kind, dataset in analysis.sites.items():
         prefix = f"{kind}_" if len(analysis.sites) > 1 else ""
-        for name, figure in pictures(dataset, f"{kind} sites · {analysis.provenance_line()}"):
+        for name, figure in pictures(dataset, f"{kind} sites · {analysis.provenance_line()}", cross=kind == "cross"):
             files += save_figure(figure, folder / f"{prefix}{name}")
     return files
 
 
-def pictures(dataset: xr.Dataset, provenance: str) -> Iterator[tuple[str, Figure]]:
+def pictures(dataset: xr.Dataset, provenance: str, *, cross: bool = False) -> Iterator[tuple[str, Figure]]:
     """The pictures of one kind of site with their names, drawn one after the other.
 
     `maps` (all over the layers), `map_<measure>` (the last of them, mean over the layers), `heads_<measure>`, and
@@ -42,10 +42,10 @@ def pictures(dataset: xr.Dataset, provenance: str) -> Iterator[tuple[str, Figure
     """
     maps = [name for name in LAYER_MAPS if name in dataset]
     if maps:
-        yield "maps", plot_maps(dataset, maps, provenance=provenance)
+        yield "maps", plot_maps(dataset, maps, cross=cross, provenance=provenance)
         array = dataset[maps[-1]]
         title = "mean over layers " + _span(numbering(array, "layer"))
-        yield f"map_{maps[-1]}", plot_map(array.mean("layer"), title=title, provenance=provenance)
+        yield f"map_{maps[-1]}", plot_map(array.mean("layer"), title=title, cross=cross, provenance=provenance)
     for name in ("alpha", "af_norm"):
         if name in dataset:
             array = dataset[name]
@@ -54,7 +54,7 @@ def pictures(dataset: xr.Dataset, provenance: str) -> Iterator[tuple[str, Figure
             yield f"heads_{name}", plot_heads(array.sel(layer=layers), provenance=provenance)
     ratios = [MIXING + name for name in LAYER_MAPS if MIXING + name in dataset]
     for name in dict.fromkeys([*ratios[:1], *ratios[-1:]]):
-        yield name, plot_mixing(dataset[name], high=1.0, provenance=provenance)
+        yield name, plot_mixing(dataset[name], high=1.0, cross=cross, provenance=provenance)
 
 
 def _span(numbers: list[int]) -> str:

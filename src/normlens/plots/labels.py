@@ -30,12 +30,22 @@ LABELS = {
 }
 
 
+#: In cross-attention the residual is no key: it stands beside these maps, not in them.
+CROSS_FORMULAS = {
+    "attnres_w": "½ mean of α over heads",
+    "attnres_n": "‖Σ αf(x)‖ as added",
+    "attnresln_n": "‖LN(Σ αf(x))‖",
+}
+
+
 def label_of(measure: object) -> MeasureLabel:
     """The label of a measure; a name that is not in the table (an array of the caller's own) is its own label."""
     return LABELS.get(str(measure), MeasureLabel(str(measure) if measure else "value", ""))
 
 
-def described(measure: object, between: str, *, below_zero: bool, root: bool, row_shares: bool = False) -> str:
+def described(
+    measure: object, between: str, *, below_zero: bool, root: bool, row_shares: bool = False, cross: bool = False
+) -> str:
     """What a colour bar measures: name, formula, and what was done to the values on the way to a colour.
 
     >>> described("attn_n", ": ", below_zero=False, root=False, row_shares=True)
@@ -45,5 +55,6 @@ def described(measure: object, between: str, *, below_zero: bool, root: bool, ro
     # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
     difference = below_zero and bool(label.formula) and not label.weights
     name = ("difference in " if difference else "") + label.name + (", root scale" if root else "")
-    formula = " / ".join(part for part in (label.formula, "row sum" if row_shares else "") if part)
+    own = CROSS_FORMULAS.get(str(measure), label.formula) if cross else label.formula
+    formula = " / ".join(part for part in (own, "row sum" if row_shares else "") if part)
     return f"{name}{between}{formula}" if formula else name

@@ -47,6 +47,7 @@ def plot_maps(
     scale: Scaling = "measure",
     root: bool = False,
     row_shares: bool = False,
+    cross: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
 ) -> Figure:
@@ -60,7 +61,8 @@ def plot_maps(
     - `"panel"`: every map from 0 to its own largest value, which stands above it.
 
     `root=True` colours by the square root, so that small values show beside large ones. `row_shares=True` divides each
-    row by its sum: which part of all contributions to a query comes from each key.
+    row by its sum: which part of all contributions to a query comes from each key. `cross=True` labels the maps of
+    cross-attention, which hold no residual.
     """
     if scale not in ("measure", "unit", "panel"):
         raise InputError(f'scale is "measure", "unit" or "panel"; {scale!r} arrived.')
@@ -95,7 +97,7 @@ def plot_maps(
     ]
     bars = []
     for column, name in enumerate(names):
-        words = described(name, "\n", below_zero=scales[name].low < 0, root=root, row_shares=row_shares)
+        words = described(name, "\n", below_zero=scales[name].low < 0, root=root, row_shares=row_shares, cross=cross)
         bar_scale, ticks = own_bar(scales[name]) if scale == "panel" else (scales[name], 3)
         bars.append(Bar(column, column, bar_scale, words, ticks))
     grid = Grid(
@@ -115,6 +117,7 @@ def plot_map(
     high: float | None = None,
     root: bool = False,
     row_shares: bool = False,
+    cross: bool = False,
     title: str | None = None,
     provenance: str | None = None,
     ax: Axes | None = None,
@@ -124,7 +127,7 @@ def plot_map(
     The scale runs from 0 to the largest value, rounded up, or to `high` (to compare two figures); differences, which
     have values below 0, get a scale symmetric about 0. `root=True` colours by the square root, so that small values
     show beside large ones; `row_shares=True` divides each row by its sum. Without a `title`, the layer and head that
-    the array was taken from are written.
+    the array was taken from are written. `cross=True` labels a map of cross-attention, which holds no residual.
 
     >>> import xarray as xr
     >>> tokens = {"query_token": ("query", ["a", "a"]), "key_token": ("key", ["a", "a"])}
@@ -136,7 +139,7 @@ def plot_map(
     values = shares_of_rows(numbers(array)) if row_shares else numbers(array)
     scale = scale_of([values], high, root)
     queries, keys = token_labels(array, "query"), token_labels(array, "key")
-    label = described(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares)
+    label = described(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares, cross=cross)
     title = _title(array) if title is None else printable(title)
     if ax is None:
         ax = _measured_axes(queries, keys, label, title, provenance)

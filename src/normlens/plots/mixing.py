@@ -47,6 +47,7 @@ def plot_mixing(
     *,
     measure: str | None = None,
     high: float | None = None,
+    cross: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
 ) -> Figure:
@@ -54,7 +55,7 @@ def plot_mixing(
 
     The colour bar is also the axis of the means; it runs from 0 to the largest ratio, rounded up, or to `high`.
     `measure` names the map that the ratio belongs to; without it, the array's name (`mixing_attnresln_n`) says it, or
-    else nothing is claimed.
+    else nothing is claimed. `cross=True` labels the ratio of cross-attention: source against residual.
     """
     if isinstance(array, xr.DataArray) and "layer" not in array.dims:
         array = array.expand_dims("layer")
@@ -67,7 +68,10 @@ def plot_mixing(
         )
     layers, tokens = numbering(array, "layer"), token_labels(array, "query")
     known = label_of(measure or str(array.name).removeprefix(MIXING))
-    formula = "share of weight on other tokens" if known.weights else "‖context‖ / (‖context‖ + ‖self‖)"
+    if cross:
+        formula = "share of weight on the source" if known.weights else "‖source‖ / (‖source‖ + ‖residual‖)"
+    else:
+        formula = "share of weight on other tokens" if known.weights else "‖context‖ / (‖context‖ + ‖self‖)"
     title = "mixing ratio" + (f", {known.name}" if known.formula else "")
 
     cell = max(2.0 / len(tokens), cell_inches(len(tokens)))
