@@ -136,13 +136,13 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
         )
     if place is None:
         return _weight_ratio(block, residual=name == "attnres_w")
-    context, own = block.mixing_norms(place)
+    context, own = block.vectors.mixing[place]
     return context / (context + own)
 
 
 def _weight_ratio(block: Block, residual: bool) -> Float[Tensor, "batch query"]:
     pairs = block.tensors.pairs
-    whole = pairs.total_weight
+    whole = _kept(pairs.total_weight)
     if not block.tensors.self_attends:
         own = torch.zeros_like(whole)
     elif block.tensors.together is not None:
@@ -189,6 +189,7 @@ def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -
     return Needs(
         alpha=by_word or any(need.alpha for need in each),
         weights=by_word or any(need.weights for need in each),
+        totals=any(MEASURES[name].place is None for name in mixing),
         diagonal=bool(mixing) or by_word or any(need.diagonal for need in each),
         lengths=by_word or any(need.lengths for need in each),
         places=frozenset(place for need in each for place in need.places),

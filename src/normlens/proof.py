@@ -27,7 +27,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torc
 SPOT_CHECKS = 4
 #: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
 WHOLE_POSITIONS = 256
-DIRECTIONS = 32
 
 _PLACE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
@@ -56,52 +55,38 @@ class Subject:
 def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
     """The largest relative error over the places, for each sequence, real positions only; too large is an error.
 
-    The places behind the attention output are compared with what becomes of the model's own attention output, so that
-    each place is checked against the one before it.
+    Each place behind the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    mask = None if bool(query_mask.all()) else query_mask.to(block.tensors.total.device).unsqueeze(-1)
-    worst = _attention_error(block, mask)
-    errors: dict[PlaceName, Tensor] = {"attn": worst}
-    t = block.tensors
-    whole = t.projected if t.bias is None else t.projected - t.bias
-    for place in block.places[1:]:
-        errors[place] = _relative(block.rebuilt(place, whole) - block.observed[place], block.observed[place], mask)
-    for place, error in errors.items():
-        error = error.double().cpu()
+    mask = None if bool(query_mask.all()) else query_mask.to(block.tensors.total.device)
+    worst = torch.zeros(query_mask.shape[0], dtype=torch.float64)
+    for place, (gap, size) in {"attn": _attention_gap(block), **block.vectors.gaps}.items():
+        if mask is not None:
+            gap, size = gap * mask, size * mask
+        whole = size.double().sum(1)
+        error = (gap.double().sum(1) / whole.clamp_min(1e-300)).sqrt().cpu()
         if not bool((error <= subject.tolerance).all()):  # also true for NaN
             raise subject.fail(_PLACE_WORDS[place], float(error.max()))
-        worst = torch.maximum(worst.double().cpu(), error)
+        worst = torch.maximum(worst, error)
     return worst
 
 
-def _relative(difference: Tensor, whole: Tensor, mask: Tensor | None) -> Float[Tensor, " batch"]:
-    if mask is not None:
-        difference, whole = difference * mask, whole * mask
-    size = whole.flatten(1).norm(dim=1)
-    return difference.flatten(1).norm(dim=1) / size.clamp_min(torch.finfo(size.dtype).tiny)
-
-
-def _attention_error(block: Block, mask: Tensor | None) -> Float[Tensor, " batch"]:
-    """How far `sum_j sum_h alpha f + b_O` is from the attention output.
+def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
+    """Squared: how far `sum_j sum_h alpha f + b_O` is from the attention output, and how large that is.
 
     Rebuilding it whole costs one more product of the model's width squared. For many positions the difference `D` is
-    seen through random directions instead: `‖D R‖ / sqrt(directions)` estimates `‖D‖` without bias, and an error that
-    hides from 32 Gaussian directions at every position does not exist in practice.
+    seen through random directions `R` instead: `‖D R‖` has the size of `‖D‖` on average, and an error that hides from
+    32 Gaussian directions at every position does not exist in practice.
     """
     t = block.tensors
-    weight = t.projections["attn"].weight.flatten(0, 1)
-    mixed, observed = t.pairs.mixed.flatten(2), t.projected
-    if t.bias is not None:
-        observed = observed - t.bias
+    projection = t.projections["attn"]
+    mixed = t.pairs.mixed.flatten(2)
+    observed = t.projected if t.bias is None else t.projected - t.bias
     if observed.shape[0] * observed.shape[1] <= WHOLE_POSITIONS:
-        return _relative(mixed @ weight - observed, t.projected, mask)
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(weight.shape[1], DIRECTIONS, generator=generator).to(weight)
-    difference = (mixed @ (weight @ directions) - observed @ directions) / DIRECTIONS**0.5
-    if mask is not None:
-        difference = difference * mask
-    size = (t.projected if mask is None else t.projected * mask).flatten(1).norm(dim=1)
-    return difference.flatten(1).norm(dim=1) / size.clamp_min(torch.finfo(size.dtype).tiny)
+        difference = mixed @ projection.weight.flatten(0, 1) - observed
+    else:
+        directions, behind = projection.directions
+        difference = mixed @ behind - observed @ directions
+    return difference.square().sum(-1), block.vectors.size
 
 
 def pick_pairs(

@@ -22,6 +22,7 @@ from torch import Tensor
 from normlens.decompose.heads import Projection, repeat_values
 from normlens.decompose.pairs import PLACES, Pairs, PlaceName
 from normlens.decompose.steps import Passage, Step, through
+from normlens.decompose.vectors import VectorNorms, vector_norms_of
 
 
 def projections_of(
@@ -105,11 +106,6 @@ class Block:
         return repeat_values(self.tensors.values, self.tensors.heads)
 
     @cached_property
-    def summed(self) -> Float[Tensor, "batch query model"]:
-        """`sum_j sum_h alpha_hij f_h(x_j)`, rebuilt from weights and values."""
-        return self.project(self.tensors.pairs.mixed)
-
-    @cached_property
     def own(self) -> Float[Tensor, "batch query model"]:
         """`sum_h alpha_hii f_h(x_i)`, what each position's attention takes from itself (or from its own word)."""
         pairs = self.tensors.pairs
@@ -160,18 +156,10 @@ class Block:
 
     # ---- norms ---------------------------------------------------------------------------------------------------
 
-    def mixing_norms(self, place: PlaceName) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
-        """`‖context‖` and `‖self‖` of each query at a place."""
-        if place not in self._mixing:
-            self._mixing[place] = (
-                self.context_vectors(place).norm(dim=-1),
-                self.self_vectors(place).norm(dim=-1),
-            )
-        return self._mixing[place]
-
     @cached_property
-    def _mixing(self) -> dict[PlaceName, tuple[Tensor, Tensor]]:
-        return {}
+    def vectors(self) -> VectorNorms:
+        """The norms and differences of all vectors that have one per query."""
+        return vector_norms_of(self)
 
     def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a place."""
@@ -181,7 +169,7 @@ class Block:
         norms = norms.clone() if passage.scale is None else norms * passage.scale.abs()
         if self.tensors.self_attends and self.residuals[place] is not None:
             if self.tensors.together is None:
-                own = self.mixing_norms(place)[1]
+                own = self.vectors.mixing[place][1]
             else:
                 own = self._with_residual(self._diagonal_part, place).norm(dim=-1)
             norms.diagonal(dim1=-2, dim2=-1).copy_(own)

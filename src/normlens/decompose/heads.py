@@ -22,6 +22,9 @@ from normlens.decompose import kernels
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `summed_norms`.
 CANCELLATION = 1 / 200
 
+#: Random directions along which the proof compares large outputs.
+DIRECTIONS = 32
+
 Gram = Float[Tensor, "batch head head key"]
 
 
@@ -51,6 +54,13 @@ class Projection:
         self.weight = weight
 
     @cached_property
+    def directions(self) -> tuple[Float[Tensor, "model direction"], Float[Tensor, "heads_width direction"]]:
+        """Random directions of the model's space, and the same seen from in front of the projection."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(self.weight.shape[-1], DIRECTIONS, generator=generator).to(self.weight) / DIRECTIONS**0.5
+        return drawn, self.weight.flatten(0, 1) @ drawn
+
+    @cached_property
     def products(self) -> tuple[Float[Tensor, "width heads_width"], ...]:
         """For each head `h` the matrices `W_h W_g^T` of all `g <= h`, side by side."""
         flat = self.weight.flatten(0, 1)
@@ -62,18 +72,24 @@ def head_gram(values: Float[Tensor, "batch kv_head key width"], projection: Proj
     """The lower triangle of `G_j` for each key."""
     batch, _, keys, width = values.shape
     heads = projection.weight.shape[0]
-    rows = repeat_values(values, heads).transpose(1, 2).reshape(batch * keys, heads, width)  # contiguous
-    by_head = values.transpose(0, 1).reshape(values.shape[1], batch * keys, width)
-    group = heads // values.shape[1]
-    lower = rows.new_zeros(batch * keys, heads, heads)
-    compiled = kernels.usable(4 * rows.numel() * heads, rows)
+    count, group = batch * keys, heads // values.shape[1]
+    rows = repeat_values(values, heads).transpose(1, 2).reshape(count, heads, width).contiguous()
+    by_head = values.transpose(0, 1).reshape(values.shape[1], count, width)
+    gram = values.new_zeros(batch, heads, heads, keys)
+    if kernels.usable(8 * rows.numel() * heads, rows):
+        # All products first, all dots after: going back and forth between two pools of threads costs more than either.
+        left = values.new_empty(count * width * heads * (heads + 1) // 2)
+        place = 0
+        for h, product in enumerate(projection.products):
+            size = count * (h + 1) * width
+            torch.mm(by_head[h // group], product, out=left[place : place + size].view(count, -1))
+            place += size
+        kernels.run("gram_dots", left, rows, gram)
+        return gram
     for h, product in enumerate(projection.products):
-        left = (by_head[h // group] @ product).view(batch * keys, h + 1, width)
-        if compiled:
-            kernels.row_dots(left, rows, lower[:, h])
-        else:
-            lower[:, h, : h + 1] = (left * rows[:, : h + 1]).sum(-1)
-    return lower.view(batch, keys, heads, heads).permute(0, 2, 3, 1).contiguous()
+        dots = torch.linalg.vecdot((by_head[h // group] @ product).view(count, h + 1, width), rows[:, : h + 1])
+        gram[:, h, : h + 1] = dots.view(batch, keys, h + 1).transpose(1, 2)
+    return gram
 
 
 def vector_norms(gram: Gram) -> Float[Tensor, "batch head key"]:
@@ -82,42 +98,46 @@ def vector_norms(gram: Gram) -> Float[Tensor, "batch head key"]:
 
 
 def summed_norms(
-    alpha: Float[Tensor, "batch head query key"],
-    grams: Sequence[Gram],
-    values: Float[Tensor, "batch kv_head key width"],
+    alpha: Float[Tensor, "batch head block key"],
+    grams: Float[Tensor, "projection batch head head all_keys"],
+    lengths: Float[Tensor, "projection batch head all_keys"],
+    values: Float[Tensor, "batch kv_head all_keys width"],
     projections: Sequence[Projection],
-    outs: Sequence[Float[Tensor, "batch query key"]],
+    start: int,
+    norms: Float[Tensor, "projection batch query all_keys"],
 ) -> None:
-    """`‖sum_h alpha_h f_h(x_j)‖` for each pair of query and key (2021, Equation 5), into `outs`, one per projection.
+    """`‖sum_h alpha_h f_h(x_j)‖` for each pair of query and key (2021, Equation 5).
 
-    The quadratic form's rounding error is at most about `eps (sum_h |a_h| ‖f_h‖)^2`. Where the heads cancel so far
-    that this shows in the root (below `CANCELLATION` of that square), the pair is worked out again from its vectors in
-    float64; everywhere else the relative error of the norm stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
+    `alpha` holds the queries from `start` on and the keys that they see; the result goes to their place in `norms`,
+    once for each projection. The quadratic form's rounding error is at most about `eps (sum_h |a_h| ‖f_h‖)^2`. Where
+    the heads cancel so far that this shows in the root (below `CANCELLATION` of that square), the pair is worked out
+    again from its vectors in float64; everywhere else the relative error of the norm stays below
+    `eps / (2 CANCELLATION)`, 6e-6 in float32.
     """
     batch, heads, queries, keys = alpha.shape
-    alpha = alpha.contiguous()
     if kernels.usable(batch * queries * keys * heads * heads, alpha):
-        kernels.quadratic_norms(alpha, grams, [vector_norms(gram) for gram in grams], outs, CANCELLATION)
+        lost = torch.zeros(batch, queries, dtype=torch.int64)
+        kernels.run("quadratic", alpha.contiguous(), grams, lengths, CANCELLATION, start, norms, lost)
+        any_lost = bool(lost.any())
     else:
-        for gram, out in zip(grams, outs, strict=True):
-            _quadratic_norms(alpha, gram, out)
-    for projection, out in zip(projections, outs, strict=True):
-        _recompute(alpha, values, projection, out)
+        for gram, length, out in zip(grams, lengths, norms, strict=True):
+            _quadratic_norms(alpha, gram[..., :keys], length[..., :keys], out[:, start : start + queries, :keys])
+        any_lost = True
+    if any_lost:
+        for projection, out in zip(projections, norms, strict=True):
+            _recompute(alpha, values, projection, out[:, start : start + queries, :keys])
 
 
-def _quadratic_norms(alpha: Tensor, gram: Gram, out: Tensor) -> None:
-    """The same as the compiled loop, for every device."""
-    gram = gram[..., : alpha.shape[-1]]
-    norms = vector_norms(gram)
+def _quadratic_norms(alpha: Tensor, gram: Gram, length: Tensor, out: Tensor) -> None:
+    """The same as the compiled loop, for every device; lost pairs become negative."""
     full = gram + gram.transpose(1, 2)
     head = torch.arange(gram.shape[1], device=gram.device)
     full[:, head, head] = gram[:, head, head]
     for b in range(alpha.shape[0]):
         weights = alpha[b].permute(2, 0, 1).contiguous()  # key head query
         square = ((full[b].permute(2, 0, 1) @ weights) * weights).sum(1)
-        most = (norms[b].T.unsqueeze(1) @ weights.abs()).squeeze(1).square()
-        lost = square < CANCELLATION * most
-        out[b] = square.clamp_min(0).sqrt().masked_fill(lost, kernels.LOST).T
+        most = (length[b].T.unsqueeze(1) @ weights.abs()).squeeze(1).square()
+        out[b] = square.clamp_min(0).sqrt().masked_fill(square < CANCELLATION * most, -1.0).T
 
 
 def _recompute(alpha: Tensor, values: Tensor, projection: Projection, out: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Gram, Projection, head_gram, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_gram, summed_norms, vector_norms
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -27,6 +27,7 @@ class Needs:
 
     alpha: bool = False  # the weights themselves, by head
     weights: bool = False  # their mean over heads
+    totals: bool = False  # the sums of their rows
     diagonal: bool = False  # what each position gives itself
     lengths: bool = False  # norms of the transformed vectors
     places: frozenset[PlaceName] = frozenset()  # where norms of parts are taken
@@ -44,7 +45,7 @@ class Pairs:
     mixed: Float[Tensor, "batch query head width"]  # sum_j alpha_hij v_hj
     alpha: Float[Tensor, "batch head query key"] | None
     weights: Float[Tensor, "batch query key"] | None
-    total_weight: Float[Tensor, "batch query"]  # sum over keys of |mean over heads of alpha|
+    total_weight: Float[Tensor, "batch query"] | None  # sum over keys of |mean over heads of alpha|
     diagonal: Float[Tensor, "batch head query"] | None
     lengths: Float[Tensor, "batch head key"] | None
     norms: Mapping[PlaceName, Float[Tensor, "batch query key"]]
@@ -70,26 +71,28 @@ class PairWork:
         self._samples = samples
         self._sampled = values.new_zeros(len(samples), heads)
         # Places that see the same projection share their Gram matrices and norms.
-        self._distinct = {id(projections[place]): projections[place] for place in PLACES if place in needs.places}
-        if needs.lengths:
-            self._distinct.setdefault(id(projections["attn"]), projections["attn"])
         self._projections = projections
-        self._grams: dict[int, Gram] = {key: head_gram(values, p) for key, p in self._distinct.items()}
-        self._mapped = [key for key in self._distinct if any(id(projections[place]) == key for place in needs.places)]
-        self._norms = {key: values.new_zeros(batch, queries, keys) for key in self._mapped}
+        self._mapped = _distinct([projections[place] for place in PLACES if place in needs.places])
+        grams = [head_gram(values, projection) for projection in self._mapped]
+        self._grams = torch.stack(grams) if len(grams) != 1 else grams[0].unsqueeze(0) if grams else values.new_empty(0)
+        self._lengths = [vector_norms(gram) for gram in grams]
+        self._stacked_lengths = torch.stack(self._lengths) if grams else values.new_empty(0)
+        self._norms = values.new_zeros(len(grams), batch, queries, keys)
         self._alpha = values.new_zeros(batch, heads, queries, keys) if needs.alpha else None
         self._weights = values.new_zeros(batch, queries, keys) if needs.weights else None
-        self._totals = values.new_zeros(batch, queries)
+        self._totals = values.new_zeros(batch, queries) if needs.totals else None
         self._diagonal = values.new_zeros(batch, heads, queries) if needs.diagonal else None
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
         alpha = alpha.to(self.values.dtype)
         stop, keys = start + alpha.shape[2], alpha.shape[3]
-        mean = alpha.mean(1)
-        self._totals[:, start:stop] = mean.abs().sum(-1)
-        if self._weights is not None:
-            self._weights[:, start:stop, :keys] = mean
+        if self._weights is not None or self._totals is not None:
+            mean = alpha.mean(1)
+            if self._totals is not None:
+                self._totals[:, start:stop] = mean.abs().sum(-1)
+            if self._weights is not None:
+                self._weights[:, start:stop, :keys] = mean
         if self._alpha is not None:
             self._alpha[:, :, start:stop, :keys] = alpha
         if self._diagonal is not None:
@@ -97,16 +100,8 @@ class PairWork:
             own = alpha.diagonal(offset=start, dim1=-2, dim2=-1)
             self._diagonal[:, :, start:last] = own[..., : max(0, last - start)]
         if self._mapped:
-            self._feed_norms(alpha, start, stop, keys)
+            summed_norms(alpha, self._grams, self._stacked_lengths, self.values, self._mapped, start, self._norms)
         self._sample(alpha, start, stop, keys)
-
-    def _feed_norms(self, alpha: Tensor, start: int, stop: int, keys: int) -> None:
-        outs = [alpha.new_empty(alpha.shape[0], stop - start, keys) for _ in self._mapped]
-        grams = [self._grams[key] for key in self._mapped]
-        projections = [self._distinct[key] for key in self._mapped]
-        summed_norms(alpha, grams, self.values, projections, outs)
-        for key, out in zip(self._mapped, outs, strict=True):
-            self._norms[key][:, start:stop, :keys] = out
 
     def _sample(self, alpha: Tensor, start: int, stop: int, keys: int) -> None:
         for n, (batch, query, key) in enumerate(self._samples.tolist()):
@@ -115,15 +110,25 @@ class PairWork:
 
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> Pairs:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
-        gram = self._grams.get(id(self._projections["attn"]))
         return Pairs(
             mixed=mixed.to(self.values.dtype),
             alpha=self._alpha,
             weights=self._weights,
             total_weight=self._totals,
             diagonal=self._diagonal,
-            lengths=vector_norms(gram) if self.needs.lengths and gram is not None else None,
-            norms={place: self._norms[id(self._projections[place])] for place in self.needs.places},
+            lengths=self._attention_lengths() if self.needs.lengths else None,
+            norms={place: self._norms[self._mapped.index(self._projections[place])] for place in self.needs.places},
             samples=self._samples,
             sampled_alpha=self._sampled,
         )
+
+    def _attention_lengths(self) -> Float[Tensor, "batch head key"]:
+        """`‖f_h(x_j)‖`, from the Gram matrices where they exist already."""
+        attention = self._projections["attn"]
+        if attention in self._mapped:
+            return self._lengths[self._mapped.index(attention)]
+        return vector_norms(head_gram(self.values, attention))
+
+
+def _distinct(projections: list[Projection]) -> list[Projection]:
+    return list({id(projection): projection for projection in projections}.values())
