@@ -163,7 +163,9 @@ class Lens:
         if not generate:
             return self._encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
         if target is not None:
-            raise InputError("generate=True analyses what the model itself writes: a target was given as well; drop one")
+            raise InputError(
+                "generate=True analyses what the model itself writes: a target was given as well; drop one"
+            )
         return self._generated(self._encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized))
 
     def _generated(self, prompt: Encoded) -> Encoded:
@@ -303,7 +305,9 @@ class Lens:
             for collector, sequence in zip(collectors, encoded, strict=True)
         ]
 
-    def _labels(self, inputs: Mapping[str, Any], shapes: Mapping[str, list[tuple[Tensor, Tensor]]], row: int) -> Encoded:
+    def _labels(
+        self, inputs: Mapping[str, Any], shapes: Mapping[str, list[tuple[Tensor, Tensor]]], row: int
+    ) -> Encoded:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
 
         def side(name: str, mask: Tensor) -> Tokens:

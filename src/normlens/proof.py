@@ -80,12 +80,13 @@ def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Te
     t = block.tensors
     projection = t.projections["attn"]
     mixed = t.pairs.mixed.flatten(2)
-    observed = t.projected if t.bias is None else t.projected - t.bias
-    if observed.shape[0] * observed.shape[1] <= WHOLE_POSITIONS:
-        difference = mixed @ projection.weight.flatten(0, 1) - observed
+    if t.projected.shape[0] * t.projected.shape[1] <= WHOLE_POSITIONS:
+        difference = mixed @ projection.weight.flatten(0, 1) - t.projected
+        difference = difference if t.bias is None else difference + t.bias
     else:
         directions, behind = projection.directions
-        difference = mixed @ behind - observed @ directions
+        difference = mixed @ behind - t.projected @ directions
+        difference = difference if t.bias is None else difference + t.bias @ directions
     return difference.square().sum(-1), block.vectors.size
 
 
@@ -127,7 +128,9 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
         else:
             explicit, entry = weights.abs() * heads.norm(dim=-1), computed[batch, :, query, key]
             most = explicit.amax(-1, keepdim=True)
-        error = ((entry.double() - explicit).abs() / (explicit + 1e-3 * most.double() + 1e-30)).flatten(1 if place is None else 0)
+        error = ((entry.double() - explicit).abs() / (explicit + 1e-3 * most.double() + 1e-30)).flatten(
+            1 if place is None else 0
+        )
         if not bool((error <= subject.tolerance).all()):
             worst = int(error.reshape(len(batch), -1).amax(-1).argmax())
             raise subject.fail(f"{name} of query {int(query[worst])} and key {int(key[worst])}", float(error.max()))

@@ -68,9 +68,7 @@ class Settings:
         )
 
 
-def _chosen_sites(
-    anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None
-) -> tuple[Site, ...]:
+def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None) -> tuple[Site, ...]:
     if kinds is not None:
         for kind in kinds:
             if kind not in anatomy.kinds:
