@@ -242,7 +242,8 @@ class Lens:
         """One forward pass; each site's proved numbers are handed to `handle` as the site ends."""
         positions = Positions.of(inputs, self._two_sided)
         own = self._own_output(inputs, positions.padded)
-        dtype = next(self._body.parameters()).dtype
+        # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
+        dtype = max(next(self._body.parameters()).dtype, settings.dtype, key=lambda d: torch.finfo(d).eps)
 
         def seen(site: Site, tensors: BlockTensors) -> None:
             subject = Subject(self.family, f"{site.kind} layer {site.layer}", site.path, dtype)
