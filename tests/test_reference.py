@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normlens import Analysis, Lens
+from normlens.errors import InputError
 from tests import tiny
 from tests.reference import measures as slow
 from tests.reference.blocks import Attention, blocks
@@ -19,7 +20,8 @@ DTYPES = {"float32": (torch.float32, 1e-5), "float64": (torch.float64, 1e-10)}
 @cache
 def case(family: str, precision: str) -> tuple[Lens, dict[str, torch.Tensor], list[Analysis], list[Attention]]:
     model = tiny.make(family, DTYPES[precision][0])
-    inputs = tiny.batch(family)
+    # Eager attention makes NaN of a float64 position that sees nothing, so padding stays inside Gemma's window there.
+    inputs = tiny.batch(family, lengths=(9, 7, 8) if (family, precision) == ("gemma2", "float64") else (9, 5, 7))
     lens = Lens(model)
     return lens, inputs, lens.analyze_inputs(inputs, precision=precision), blocks(family, model, inputs)
 
@@ -74,14 +76,20 @@ def test_every_measure(family: str, precision: str) -> None:
                 for name, expected in slow.residual_norms(parts).items():
                     norm = site.residual_norm(name).sel(layer=block.layer).values
                     assert_close(norm, expected, tolerance, f"{where}: residual of {name}")
-            assert float(site.proof.sel(layer=block.layer)) < (1e-6 if precision == "float32" else 1e-12) * 10
+            rounded = precision == "float32" or family == "gemma2"  # Gemma normalizes its branch in float32 always
+            assert float(site.proof.sel(layer=block.layer)) < (1e-6 if rounded else 1e-13)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_singular_values_and_expansion_rates(family: str) -> None:
     lens, _, _, found = case(family, "float32")
     values = lens.singular_values()
-    rates = {variant: lens.expansion_rate(variant) for variant in ("paper", "code")}
+    rates = {"paper": lens.expansion_rate("paper"), "code": None}
+    if family == "llama_bias":
+        with pytest.raises(InputError, match="needs heads as wide as the model.*48 and 24; ask for variant='paper'"):
+            lens.expansion_rate("code")
+    else:
+        rates["code"] = lens.expansion_rate("code")
     order = {(site.kind, site.layer): n for n, site in enumerate(lens.anatomy.sites)}
     for block in found:
         n = order[block.kind, block.layer]
@@ -92,4 +100,6 @@ def test_singular_values_and_expansion_rates(family: str) -> None:
             assert np.isnan(values.values[n, head, width:]).all()
             assert (expected[width:] < 1e-6 * expected[0]).all(), "a head has one singular value per value dimension, and one"
         for variant, rate in rates.items():
+            if rate is None:
+                continue
             assert_close(rate.values[n], np.float64(slow.expansion_rate(block, variant)), 1e-6, f"{family}, {variant}")

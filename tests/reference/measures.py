@@ -211,7 +211,7 @@ def expansion_rate(block: Attention, variant: str) -> float:
     augmented[:width, :-1] = value @ output
     augmented[width, :-1] = bias @ output
     augmented[width, -1] = 1
-    if variant == "code":
+    if variant == "code" and block.output_bias.any():  # without b_O both are the same
         augmented[:width, -1] += value @ block.output_bias
         augmented[width, -1] += bias @ block.output_bias
     return float(np.sqrt((np.linalg.svd(augmented, compute_uv=False) ** 2).sum()) / np.sqrt(width + 1))
