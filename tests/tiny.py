@@ -218,3 +218,44 @@ def changed(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+WORDS = "the cat sat on mat a dog ran fast slow and house tree red blue he she it was is not very".split()
+CONTINUATIONS = ["##s", "##ing", "##ly", "##er", "##ed"]
+
+
+def tokenizer(ends: str = "both", pad: int | None = None) -> tf.PreTrainedTokenizerFast:
+    """A word-piece tokenizer over the tiny vocabulary; `ends`: special tokens around a text (`both`, `last`, `none`)."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries = [*special, *WORDS, *CONTINUATIONS, ",", "."]
+    vocabulary = {token: number for number, token in enumerate(entries)}
+    if pad is not None:
+        vocabulary["<pad>"] = pad
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    if ends == "both":
+        backend.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+        )
+    elif ends == "last":
+        backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=around)
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        pad_token="[PAD]" if pad is None else "<pad>",
+        model_max_length=40,
+    )
+
+
+def tokenizer_for(family: str) -> tf.PreTrainedTokenizerFast:
+    """The tokenizer that fits a family: special tokens around, at the end, or nowhere."""
+    if family in TWO_SIDED:
+        return tokenizer("last", pad=VOCABULARY - 1 if family == "marian" else None)
+    return tokenizer("none" if family in CAUSAL else "both")
