@@ -15,7 +15,7 @@ from normlens.decompose import words as by_word
 from normlens.decompose.block import Block, BlockTensors
 from normlens.errors import InputError
 from normlens.measures import MEASURES, SiteValues, measure
-from normlens.proof import Subject, prove_parts, prove_sums
+from normlens.proof import Subject, prove_parts, prove_sums, prove_values
 from normlens.settings import Settings
 
 
@@ -92,6 +92,9 @@ def observe(
     query_mask = _fitted(positions.queries(site.kind), batch, queries, "query", site)
     key_mask = _fitted(positions.keys(site.kind), batch, keys, "key", site)
     error = prove_sums(block, query_mask, subject)
+    if site.value_map is not None:
+        linear, columns = site.value_map.linear, site.value_map.columns
+        prove_values(tensors.x, tensors.values, linear.matrix(), linear.bias(), columns, key_mask, subject, seed)
     measured = measure(block, settings.measures, settings.mixing)
     prove_parts(block, measured.values, query_mask, key_mask, subject, seed)
     return block, SiteResult(

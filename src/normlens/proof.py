@@ -1,8 +1,9 @@
 """Do the parts rebuild what the model computed?
 
-Three checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
+Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
 *Parts*: a right sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from
-the equations and in float64. *Output*: parts can rebuild a forward pass that is not the user's, so the model's output
+the equations and in float64. *Values*: keys could be mixed up in weights and values alike and the sum would not show it,
+so the value vectors of a few keys are computed anew from the vectors that `f` acts on. *Output*: parts can rebuild a forward pass that is not the user's, so the model's output
 under capture is compared with its output under its own attention (`check_output`, once per kind of input).
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normlens.decompose.block import PLACES, Block, PlaceName
@@ -25,6 +26,8 @@ from normlens.measures import MEASURES
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
+#: Keys whose value vectors are computed anew, per site and batch.
+VALUE_CHECKS = 16
 
 _PLACE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
@@ -94,6 +97,30 @@ def prove_parts(
             error = float(((entry.double() - explicit).abs() / (explicit + 1e-3 * most.double() + 1e-30)).max())
             if not error <= subject.tolerance:
                 raise subject.fail(f"{name} of query {query} and key {key}", error)
+
+
+def prove_values(
+    x: Float[Tensor, "batch key model"],
+    values: Float[Tensor, "batch kv_head key width"],
+    weight: Float[Tensor, "model columns"],
+    bias: Float[Tensor, " columns"] | None,
+    columns: Int[Tensor, "kv_head width"],
+    key_mask: Bool[Tensor, "batch key"],
+    subject: Subject,
+    seed: int = 0,
+) -> None:
+    """`x_j W_V + b_V` must be the value vector of key `j` itself, for a seeded handful of keys; else an error."""
+    real = key_mask.nonzero()
+    chosen = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))[:VALUE_CHECKS]]
+    batch, key = chosen.to(x.device).unbind(-1)
+    computed = x[batch, key] @ weight.to(x)
+    if bias is not None:
+        computed = computed + bias.to(x)
+    expected = values[batch, :, key].flatten(1)  # one row per chosen key
+    difference = (computed[:, columns.to(x.device).flatten()] - expected).norm(dim=-1)
+    error = float((difference / expected.norm(dim=-1).clamp_min(1e-3 * float(expected.norm(dim=-1).max()) + 1e-30)).max())
+    if not error <= subject.tolerance:
+        raise subject.fail("value vectors by key", error)
 
 
 def _pick(query_mask: Tensor, key_mask: Tensor, diagonal: bool, seed: int) -> list[tuple[int, int, int]]:
