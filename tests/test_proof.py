@@ -25,9 +25,9 @@ WRONG_LAYER = 2
 def broken(family: str, kind: str, change: Callable[[Site], Site]) -> Lens:
     """A lens whose anatomy is wrong in one layer."""
     model = tiny.make(family)
-    right = examine(model)
-    sites = [change(site) if (site.kind, site.layer) == (kind, WRONG_LAYER) else site for site in right.sites]
     lens = Lens(model)
+    right = lens.anatomy
+    sites = [change(site) if (site.kind, site.layer) == (kind, WRONG_LAYER) else site for site in right.sites]
     lens._anatomy = Anatomy(right.family, tuple(sites))
     return lens
 
@@ -118,8 +118,8 @@ def test_pre_norm_read_as_post_norm_is_caught() -> None:
         wrong = Place(block.ln_1, "h.1.ln_1", "output", (), 0)
         return replace(site, norm=norm, normalized=wrong, total=given)
 
-    right = examine(model)
     lens = Lens(model)
+    right = lens.anatomy
     lens._anatomy = Anatomy(right.family, tuple(change(s) if s.layer == WRONG_LAYER else s for s in right.sites))
     assert "normalized sum" in assert_caught(lens, "gpt2", "decoder")
 

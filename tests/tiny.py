@@ -164,7 +164,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.M
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue  # Marian's positions are a fixed table
             noise = torch.randn(parameter.shape, generator=generator)
@@ -172,6 +172,8 @@ def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
                 parameter.add_(0.4 * noise)  # around what it was: ones for a scale, zeros for a shift or Gemma's scale
             else:
                 parameter.copy_(noise * min(1.0, parameter.shape[-1] ** -0.5))
+            if name.endswith("Attention.q.weight"):
+                parameter.mul_(0.4)  # T5 does not scale its logits: what would be a sharp softmax magnifies rounding
     return model
 
 
