@@ -82,11 +82,11 @@ def vector_norms(gram: Gram) -> Float[Tensor, "batch head key"]:
 
 
 def summed_norms(
-    alpha: Float[Tensor, "batch head query key"],
+    alpha: Float[Tensor, "batch head query seen"],  # the last keys may be left out where no query sees them
     grams: Sequence[Gram],
     values: Float[Tensor, "batch kv_head key width"],
     projections: Sequence[Projection],
-    outs: Sequence[Float[Tensor, "batch query key"]],
+    outs: Sequence[Float[Tensor, "batch query seen"]],
 ) -> None:
     """`‖sum_h alpha_h f_h(x_j)‖` for each pair of query and key (2021, Equation 5), into `outs`, one per projection.
 
