@@ -15,8 +15,10 @@ from normlens import Lens
 from normlens.anatomy.description import Anatomy, LinearMap, Norm, Place, Scale, Site
 from normlens.anatomy.examine import examine
 from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.pairs import PLACES, Needs
 from normlens.errors import AnatomyError, DecompositionError, NormlensError
-from normlens.proof import Subject, check_output, prove_parts, prove_sums
+from normlens.prepared import WeightCache
+from normlens.proof import Subject, check_output, pick_pairs, prove_parts, prove_sums
 from tests import tiny
 
 WRONG_LAYER = 2
@@ -139,13 +141,13 @@ def test_wrong_repeat_of_grouped_values_is_caught(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_keys_in_another_order_are_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and values with their keys permuted alike give the same sum; only the values' origin tells."""
-    right = capturing._block
+    right = capturing._Run._block
 
     def permuted(*args: object) -> BlockTensors:
         t = right(*args)  # type: ignore[arg-type]
-        return replace(t, alpha=t.alpha.flip(-1), values=t.values.flip(2))
+        return replace(t, x=t.x.flip(1))  # as if weights and values had the other order
 
-    monkeypatch.setattr(capturing, "_block", permuted)
+    monkeypatch.setattr(capturing._Run, "_block", permuted)
     with pytest.raises(DecompositionError, match="value vectors by key"):
         Lens(tiny.make(family)).analyze_inputs(tiny.batch(family, lengths=(6, 6)))
 
@@ -189,8 +191,10 @@ def test_model_with_an_attention_of_its_own_is_caught() -> None:
 def block_of(family: str = "bert") -> tuple[Block, Tensor, Tensor]:
     found: list[BlockTensors] = []
     model, inputs = tiny.make(family), tiny.batch(family, lengths=(6, 6))
-    capturing.capture(model, examine(model), inputs, lambda site, tensors: found.append(tensors))
-    mask = torch.ones(2, 6, dtype=torch.bool)
+    anatomy, mask = examine(model), torch.ones(2, 6, dtype=torch.bool)
+    everything = Needs(True, True, True, True, frozenset(PLACES))
+    request = capturing.Request(anatomy.sites, everything, torch.float32, lambda *_: pick_pairs(mask, mask, True))
+    capturing.capture(model, anatomy, inputs, lambda site, tensors: found.append(tensors), request, WeightCache())
     return Block(found[0]), mask, mask
 
 
@@ -201,11 +205,11 @@ SUBJECT = Subject("bert", "encoder layer 1", "encoder.layer.0.attention.self", t
 def test_a_wrong_map_is_caught_by_explicit_vectors(name: str) -> None:
     from normlens.measures import MEASURES
 
-    block, queries, keys = block_of()
+    block, _, _ = block_of()
     right = {name: MEASURES[name].compute(block)}
-    prove_parts(block, right, queries, keys, SUBJECT)
-    with pytest.raises(DecompositionError, match=f"the {name} of query"):
-        prove_parts(block, {name: right[name] * 1.001}, queries, keys, SUBJECT)
+    prove_parts(block, right, SUBJECT)
+    with pytest.raises(DecompositionError, match=rf"{name} of query \d+ and key \d+"):
+        prove_parts(block, {name: right[name] * 1.001}, SUBJECT)
 
 
 def test_every_place_is_compared() -> None:
@@ -221,10 +225,10 @@ def test_every_place_is_compared() -> None:
 
 def test_a_number_that_is_none_is_caught() -> None:
     block, queries, _ = block_of()
-    values = block.tensors.values.clone()
-    values[0, 0, 0, 0] = float("nan")
+    mixed = block.tensors.pairs.mixed.clone()
+    mixed[0, 0, 0, 0] = float("nan")
     with pytest.raises(DecompositionError, match="off by nan"):
-        prove_sums(Block(replace(block.tensors, values=values)), queries, SUBJECT)
+        prove_sums(Block(replace(block.tensors, pairs=replace(block.tensors.pairs, mixed=mixed))), queries, SUBJECT)
     with pytest.raises(DecompositionError, match="differs by nan"):
         check_output(torch.full((1, 2, 3), float("nan")), torch.ones(1, 2, 3), torch.ones(1, 2) > 0, SUBJECT)
 

@@ -75,7 +75,7 @@ def test_word_labels_and_sums() -> None:
     np.testing.assert_allclose(words["f_norm"].sum("key"), tokens["f_norm"].sum("key"), rtol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.sampled_from(tiny.WORDS), min_size=2, max_size=12))
 def test_words_of_one_subword_change_nothing(chosen: list[str]) -> None:
     lens = _shared_lens()
@@ -89,7 +89,7 @@ def test_words_of_one_subword_change_nothing(chosen: list[str]) -> None:
             np.testing.assert_allclose(words.mixing_ratio(name).values, tokens.mixing_ratio(name).values, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.sampled_from(["cats", "slowly", "the", "redded", "dogs", "fastlys"]), min_size=1, max_size=8))
 def test_a_word_of_added_vectors_is_no_longer_than_its_added_norms(chosen: list[str]) -> None:
     lens = _shared_lens()

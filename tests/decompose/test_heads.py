@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.decompose import heads
-from normlens.decompose.heads import head_gram, repeat_values, split_heads, summed_norm, vector_norms
+from normlens.decompose import kernels
+from normlens.decompose.heads import Projection, head_gram, repeat_values, split_heads, summed_norms, vector_norms
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "compiled"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of computing, whatever the size."""
+    if request.param:
+        pytest.importorskip("numba", reason="compiled loops come with the extra 'fast'")
+    monkeypatch.setattr(kernels, "usable", lambda *_: request.param)
+
+
+def summed(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    projection, out = Projection(weight), alpha.new_empty(alpha.shape[0], *alpha.shape[2:])
+    summed_norms(alpha, [head_gram(values, projection)], values, [projection], [out])
+    return out
 
 
 def explicit(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
@@ -40,18 +54,17 @@ def test_cancelling_heads(residue: float) -> None:
     values[:, 1] = -values[:, 0] + residue * torch.randn(2, 7, 6, generator=generator)
     values[:, 3] = -values[:, 2] + residue * torch.randn(2, 7, 6, generator=generator)
     alpha = torch.rand(2, 1, 5, 7, generator=generator).expand(2, 4, 5, 7).clone()
-    found = summed_norm(alpha, head_gram(values, weight), values, weight)
-    assert relative(found, explicit(alpha, values, weight)) < 1e-5
+    assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
 
 
 def test_exact_cancellation_is_zero() -> None:
     weight, values = torch.randn(1, 3, 8).repeat(2, 1, 1), torch.randn(1, 1, 4, 3).repeat(1, 2, 1, 1)
     values[:, 1].neg_()
     alpha = torch.rand(1, 1, 3, 4).repeat(1, 2, 1, 1)
-    assert float(summed_norm(alpha, head_gram(values, weight), values, weight).abs().max()) == 0.0
+    assert float(summed(alpha, values, weight).abs().max()) == 0.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6), st.floats(-6, 6)
 )
@@ -60,18 +73,10 @@ def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, s
     weight = torch.randn(h, width, 9, generator=generator) * 10**exponent
     values = torch.randn(2, h, keys, width, generator=generator)
     alpha = torch.randn(2, h, queries, keys, generator=generator).softmax(-1)
-    gram = head_gram(values, weight)
-    assert relative(summed_norm(alpha, gram, values, weight), explicit(alpha, values, weight)) < 1e-5
+    gram = head_gram(values, Projection(weight))
+    assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
     f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
     assert relative(vector_norms(gram), f.norm(dim=-1)) < 1e-5
-
-
-def test_blocks_of_keys_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, values = torch.randn(3, 4, 10, generator=generator), torch.randn(2, 3, 11, 4, generator=generator)
-    whole = head_gram(values, weight)
-    monkeypatch.setattr(heads, "BLOCK_NUMBERS", 2 * 3 * 10 * 2)  # two keys at a time, the last block smaller
-    torch.testing.assert_close(head_gram(values, weight), whole)
 
 
 def test_heads_are_consecutive_rows_and_groups_stand_side_by_side() -> None:
