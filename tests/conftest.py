@@ -12,7 +12,9 @@ from jaxtyping import install_import_hook
 # Only while its modules are first imported: from here on every annotated axis in `decompose` is checked at each call.
 # Compiled loops are left alone: numba compiles what it is given, and a checked function is not that any more.
 _DECOMPOSE = Path(__file__).parent.parent / "src" / "normlens" / "decompose"
-_CHECKED = [f"normlens.decompose.{file.stem}" for file in _DECOMPOSE.glob("*.py") if file.stem not in ("__init__", "kernels")]
+_CHECKED = [
+    f"normlens.decompose.{file.stem}" for file in _DECOMPOSE.glob("*.py") if file.stem not in ("__init__", "kernels")
+]
 install_import_hook(_CHECKED, "beartype.beartype")
 
 import torch  # noqa: E402

@@ -77,13 +77,17 @@ def test_decompose_imports_torch_and_nothing_of_ours() -> None:
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_mathematics_runs_without_transformers() -> None:
-    python("import sys; sys.modules['transformers'] = None; import normlens.decompose.block, normlens.measures, normlens.proof")
+    python(
+        "import sys; sys.modules['transformers'] = None; import normlens.decompose.block, normlens.measures, normlens.proof"
+    )
 
 
 def test_importing_normlens_is_lazy() -> None:

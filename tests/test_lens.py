@@ -86,7 +86,9 @@ def test_permuting_a_batch_permutes_the_results(family: str, lengths: list[int],
 
 @settings(max_examples=6, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from([*tiny.WORDS, "cats", "slowly"]), min_size=1, max_size=9), min_size=1, max_size=6),
+    st.lists(
+        st.lists(st.sampled_from([*tiny.WORDS, "cats", "slowly"]), min_size=1, max_size=9), min_size=1, max_size=6
+    ),
     st.integers(1, 4),
 )
 def test_texts_come_back_in_order_whatever_the_batch_size(texts: list[list[str]], batch_size: int) -> None:
@@ -101,13 +103,13 @@ def test_texts_come_back_in_order_whatever_the_batch_size(texts: list[list[str]]
 def test_pairs_targets_and_words_are_read_as_given() -> None:
     bert = lens_of("bert")
     pair = bert.analyze("the cat sat", pair="a dog ran")
-    assert pair.site("encoder").query_tokens == "[CLS] the cat sat [SEP] a dog ran [SEP]".split()
+    assert pair.site("encoder").query_tokens == ["[CLS]", "the", "cat", "sat", "[SEP]", "a", "dog", "ran", "[SEP]"]
     split = bert.analyze(["the", "cats", "sat"], pretokenized=True)
     assert_same(split, bert.analyze("the cats sat"), 0)
     assert isinstance(bert.analyze([["the", "cat"], ["a", "dog"]], pretokenized=True), list)
     marian = lens_of("marian").analyze("the cat sat", target="a dog ran fast")
-    assert marian.site("cross").key_tokens == "the cat sat [SEP]".split()
-    assert marian.site("cross").query_tokens == "<pad> a dog ran fast".split()  # the decoder's *input* tokens
+    assert marian.site("cross").key_tokens == ["the", "cat", "sat", "[SEP]"]
+    assert marian.site("cross").query_tokens == ["<pad>", "a", "dog", "ran", "fast"]  # the decoder's *input* tokens
     assert marian.site("decoder").key_tokens == marian.site("decoder").query_tokens
 
 
@@ -287,7 +289,11 @@ def snapshot(model: nn.Module) -> dict[str, object]:
             name: (len(module._forward_hooks), len(module._forward_pre_hooks)) for name, module in modules.items()
         },
         "attention": [config._attn_implementation for config in configs.values()],
-        "gradients": (torch.is_grad_enabled(), [p.requires_grad for p in model.parameters()], [p.grad for p in model.parameters()]),
+        "gradients": (
+            torch.is_grad_enabled(),
+            [p.requires_grad for p in model.parameters()],
+            [p.grad for p in model.parameters()],
+        ),
         "listener": interface._handler.get(),
     }
 

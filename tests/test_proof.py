@@ -156,7 +156,9 @@ def test_missing_mask_function_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     """The trap: without a mask function of its own name the probe gets no mask, and all parts still sum up."""
     from transformers.masking_utils import AttentionMaskInterface
 
-    monkeypatch.setattr(interface, "_register", lambda: interface.AttentionInterface.register("normlens", interface._probe))
+    monkeypatch.setattr(
+        interface, "_register", lambda: interface.AttentionInterface.register("normlens", interface._probe)
+    )
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "normlens", lambda *args, **kwargs: None)
     for family in ("bert", "gpt2", "marian"):
         model = tiny.make(family)

@@ -98,7 +98,9 @@ def test_singular_values_and_expansion_rates(family: str) -> None:
             expected = slow.singular_values(block, head)
             assert_close(values.values[n, head, :width], expected[:width], 1e-6, f"{family}, head {head + 1}")
             assert np.isnan(values.values[n, head, width:]).all()
-            assert (expected[width:] < 1e-6 * expected[0]).all(), "a head has one singular value per value dimension, and one"
+            assert (expected[width:] < 1e-6 * expected[0]).all(), (
+                "a head has one singular value per value dimension, and one"
+            )
         for variant, rate in rates.items():
             if rate is None:
                 continue

@@ -152,7 +152,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 }
 TWO_SIDED = ("t5", "marian")
 CAUSAL = ("gpt2", "llama", "llama_bias", "gemma2")
-KINDS = {name: ("decoder",) for name in CAUSAL} | {name: ("encoder", "decoder", "cross") for name in TWO_SIDED}
+KINDS = dict.fromkeys(CAUSAL, ("decoder",)) | dict.fromkeys(TWO_SIDED, ("encoder", "decoder", "cross"))
 
 
 def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
@@ -222,7 +222,7 @@ def changed(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-WORDS = "the cat sat on mat a dog ran fast slow and house tree red blue he she it was is not very".split()
+WORDS = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "fast", "slow", "and", "house", "tree", "red", "blue", "he", "she", "it", "was", "is", "not", "very"]
 CONTINUATIONS = ["##s", "##ing", "##ly", "##er", "##ed"]
 
 

@@ -16,8 +16,16 @@ MODELS = Path(os.environ.get("NORMLENS_REAL_MODELS", "../models"))
 DATA = Path(os.environ.get("NORMLENS_TEST_DATA", "../shared/data"))
 pytestmark = pytest.mark.real
 
-TEXTS = ["The man went to the store , where he bought a gallon of milk .", "It rained .", "Nobody knows why they left so early ."]
-FRENCH = ["Il est allé au magasin et il a acheté du lait .", "Il pleuvait .", "Personne ne sait pourquoi ils sont partis si tôt ."]
+TEXTS = [
+    "The man went to the store , where he bought a gallon of milk .",
+    "It rained .",
+    "Nobody knows why they left so early .",
+]
+FRENCH = [
+    "Il est allé au magasin et il a acheté du lait .",
+    "Il pleuvait .",
+    "Personne ne sait pourquoi ils sont partis si tôt .",
+]
 
 
 @cache
@@ -48,7 +56,7 @@ def test_separator_effect_in_bert() -> None:
         pytest.skip(f"Wikipedia text is not in {DATA} (set NORMLENS_TEST_DATA)")
     file = sorted(path for path in folder.iterdir() if path.is_file() and "README" not in path.name)[0]
     lines = [line.strip() for line in file.read_text().splitlines()]
-    texts = [line for line in lines if 300 < len(line) and not line.startswith("=")][:8]
+    texts = [line for line in lines if len(line) > 300 and not line.startswith("=")][:8]
     weight, length, others = [], [], []
     for analysis in lens.analyze(texts, measures=["attn_w", "f_norm"], truncate=True, batch_size=2):
         separator = analysis.site("encoder").key_tokens.index("[SEP]")

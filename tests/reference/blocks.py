@@ -111,8 +111,10 @@ def blocks(family: str, model: nn.Module, inputs: dict[str, Tensor]) -> list[Att
     watch = _Watch()
     watch.on(model)
     with torch.no_grad():
-        output = model(**inputs, output_attentions=True, use_cache=False) if family in _CACHED else model(
-            **inputs, output_attentions=True
+        output = (
+            model(**inputs, output_attentions=True, use_cache=False)
+            if family in _CACHED
+            else model(**inputs, output_attentions=True)
         )
     return list(_READERS[family](model, watch, output))
 
@@ -240,10 +242,14 @@ def _t5(model: Any, watch: _Watch, output: Any) -> Iterator[Attention]:
 
     for i, block in enumerate(model.encoder.block):
         own, feed = block.layer
-        yield attention("encoder", i + 1, own.SelfAttention, own.layer_norm, feed.layer_norm, output.encoder_attentions[i])
+        yield attention(
+            "encoder", i + 1, own.SelfAttention, own.layer_norm, feed.layer_norm, output.encoder_attentions[i]
+        )
     for i, block in enumerate(model.decoder.block):
         own, cross, feed = block.layer
-        yield attention("decoder", i + 1, own.SelfAttention, own.layer_norm, cross.layer_norm, output.decoder_attentions[i])
+        yield attention(
+            "decoder", i + 1, own.SelfAttention, own.layer_norm, cross.layer_norm, output.decoder_attentions[i]
+        )
         yield attention(
             "cross", i + 1, cross.EncDecAttention, cross.layer_norm, feed.layer_norm, output.cross_attentions[i]
         )
