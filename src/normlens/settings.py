@@ -61,7 +61,7 @@ class Settings:
             requested={
                 "measures": list(names),
                 "mixing": [name for name in MAPS if name in ratios],
-                "layers": None if layers is None else sorted(set(layers)),
+                "layers": None if layers is None else sorted({int(layer) for layer in layers}),
                 "words": words,
                 "precision": precision,
             },
