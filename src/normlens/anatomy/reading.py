@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from normlens.anatomy.description import Anatomy, LinearMap, Norm, Place, Scale, Site, Step, ValueMap
-from normlens.anatomy.norms import read_norm
 from normlens.anatomy.numbering import kind_of, layer_numbers
+from normlens.anatomy.norms import read_norm
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
 
 #: Operations that hand a tensor on with the same numbers in another shape, layout or dtype.
 _SAME = {
     f"aten::{name}"
-    for name in ["view", "_unsafe_view", "reshape", "transpose", "permute", "clone", "contiguous", "_to_copy", "alias", "detach", "expand", "squeeze", "unsqueeze", "t", "slice", "select", "_reshape_alias", "lift_fresh", "to", "unflatten", "flatten"]
+    for name in (
+        "view _unsafe_view reshape transpose permute clone contiguous _to_copy alias detach expand squeeze unsqueeze "
+        "t slice select _reshape_alias lift_fresh to unflatten flatten"
+    ).split()
 }
 _ADD = {"aten::add", "aten::add_"}
 _MULTIPLY = {"aten::mul", "aten::mul_"}
