@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Norm, Place, Scale, Site
+from normlens.anatomy.description import Anatomy, Gate, InnerStep, Norm, Place, Scale, Site
 from normlens.anatomy.description import Step as AnatomyStep
 from normlens.anatomy.examine import run_arguments
+from normlens.anatomy.follow import Product
 from normlens.anatomy.interface import Attention, evaluating, listening
 from normlens.anatomy.trace import call_arguments, tensor_at
+from normlens.anatomy.watch import Watcher
 from normlens.decompose.block import BlockTensors
+from normlens.decompose.gated import Inner
 from normlens.decompose.heads import split_heads
 from normlens.decompose.steps import Normalizing, Scaling, Step
 from normlens.errors import AnatomyError
@@ -35,7 +38,8 @@ class _Pending:
 
     def places(self) -> list[Place]:
         site = self.site
-        always = [site.projected, site.residual, site.total, site.x, *site.others]
+        gates = [step.place for step in site.inner if isinstance(step, Gate)]
+        always = [site.projected, site.residual, site.total, site.x, *site.others, *gates]
         return always if site.normalized is None else [*always, site.normalized]
 
 
@@ -49,9 +53,9 @@ def capture(
     dtype: torch.dtype = torch.float32,
 ) -> Any:
     """Run the model once and hand each wanted site to `handle`, its tensors in `dtype`; returns the model's output."""
-    run = _Run(anatomy, handle, anatomy.sites if wanted is None else wanted, dtype)
-    with evaluating(model), listening(model, run.attention), ExitStack() as hooks:
-        run.watch(hooks)
+    run = _Run(anatomy, handle, anatomy.sites if wanted is None else wanted, dtype, _batch_size(inputs))
+    with evaluating(model), listening(model, run.attention, run.before_attention), ExitStack() as hooks:
+        run.watch(model, hooks)
         output = model(**run_arguments(model, inputs))
     run.finish()
     return output
@@ -66,6 +70,7 @@ class _Run:
         handle: Callable[[Site, BlockTensors], None],
         wanted: Collection[Site],
         dtype: torch.dtype,
+        batch: int,
     ) -> None:
         self._anatomy = anatomy
         self._handle = handle
@@ -74,13 +79,21 @@ class _Run:
         self._pending = {i: _Pending(site) for i, site in enumerate(anatomy.sites) if id(site) in chosen}
         self._attentions = 0
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
+        self._inside: dict[Place, list[int]] = defaultdict(list)
         for i, pending in self._pending.items():
             for place in set(pending.places()):
-                self._readers[(place.module, place.side, place.occurrence)].append((i, place))
+                if place.operation is None:
+                    self._readers[(place.module, place.side, place.occurrence)].append((i, place))
+                else:
+                    self._inside[place].append(i)
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
+        followed = {site.attention for site in anatomy.sites if site.followed}
+        self._watcher = Watcher(self._inside, followed, batch, self._seen, self._followed)
 
-    def watch(self, hooks: ExitStack) -> None:
-        """Hook the modules at whose boundary something is read."""
+    def watch(self, model: nn.Module, hooks: ExitStack) -> None:
+        """Hook the modules at whose boundary, or inside whose calls, something is read."""
+        if self._watcher.needed:
+            self._watcher.watch(model, hooks)
         for module, side in {(module, side) for module, side, _ in self._readers}:
             if side == "input":
                 handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -104,8 +117,23 @@ class _Run:
             self._pending[i].tensors[place] = tensor
             self._complete(i)
 
+    def _seen(self, place: Place, tensor: Tensor) -> None:
+        for i in self._inside[place]:
+            if i in self._pending:
+                # Later operations may change the tensor in place, unlike one that passes a boundary.
+                self._pending[i].tensors[place] = tensor.clone()
+                self._complete(i)
+
+    def _followed(self, module: nn.Module, product: Product) -> None:
+        self.attention(Attention(module, product.values, product.alpha, product.heads))
+
+    def before_attention(self) -> None:
+        """An attention through the interface begins."""
+        self._watcher.pause(True)
+
     def attention(self, attention: Attention) -> None:
         """Note one attention; they come in the order in which the anatomy lists them."""
+        self._watcher.pause(False)
         i = self._attentions
         self._attentions += 1
         sites = self._anatomy.sites
@@ -135,28 +163,49 @@ class _Run:
             )
 
 
+def _batch_size(inputs: Mapping[str, Any]) -> int:
+    return next((int(value.shape[0]) for value in inputs.values() if isinstance(value, Tensor) and value.ndim), 1)
+
+
 def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dtype: torch.dtype) -> BlockTensors:
+    batch = attention.alpha.shape[0]
+
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(dtype)
 
-    bias = site.projection.bias()
-    residual = cast(tensors[site.residual])
-    others = [cast(tensors[place]) for place in site.others]
+    def read(place: Place) -> Tensor:
+        """The tensor of a place as (batch, position, width)."""
+        tensor = cast(tensors[place])
+        if place.sequence_first and tensor.ndim == 3:
+            return tensor.transpose(0, 1)
+        return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])
+
+    matrix, bias = cast(site.projection.matrix()), site.projection.bias()
+    if site.rows is not None:
+        matrix = matrix[site.rows.to(matrix.device)]
+    residual = read(site.residual)
+    others = [read(place) for place in site.others]
+    inner = Inner.of(cast(attention.output), [_inner_step(step, tensors, dtype) for step in site.inner])
     return BlockTensors(
-        alpha=cast(attention.alpha),
+        alpha=inner.weights(cast(attention.alpha)),
         values=cast(attention.value),
-        weight=split_heads(cast(site.projection.matrix()), site.heads),
+        weight=inner.projection(split_heads(matrix, site.heads)),
         bias=None if bias is None else cast(bias),
-        projected=cast(tensors[site.projected]),
+        projected=read(site.projected),
         branch=tuple(_step(step, dtype) for step in site.branch),
         residual=residual if site.residual_scale == 1.0 else residual * site.residual_scale,
         others=sum(others[1:], others[0]) if others else None,
-        total=cast(tensors[site.total]),
+        total=read(site.total),
         norm=None if site.norm is None else _step(site.norm, dtype),
-        normalized=None if site.normalized is None else cast(tensors[site.normalized]),
-        x=cast(tensors[site.x]),
+        normalized=None if site.normalized is None else read(site.normalized),
+        x=read(site.x),
         self_attends=site.kind != "cross",
+        gate=inner.gate,
     )
+
+
+def _inner_step(step: InnerStep, tensors: Mapping[Place, Tensor], dtype: torch.dtype) -> Step | Tensor:
+    return tensors[step.place].to(dtype) if isinstance(step, Gate) else _step(step, dtype)
 
 
 def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:

@@ -24,17 +24,34 @@ Placement = Literal["post", "pre", "branch"]
 
 
 @dataclass(frozen=True)
+class OperationKey:
+    """One operation inside one call of a module: the `nth` of its name after the call began `segment` others."""
+
+    segment: int
+    name: str
+    nth: int
+
+
+@dataclass(frozen=True)
 class Place:
-    """A tensor that can be read during a run: one argument or output of one call of one module."""
+    """A tensor that can be read during a run: one argument or output of one call of one module.
+
+    Where a value never passes a module's boundary, it is an operand or the result of one `operation` inside the call.
+    """
 
     module: nn.Module
     path: str
     side: Literal["input", "output"]
     key: KeyPath
     occurrence: int
+    operation: OperationKey | None = None
+    sequence_first: bool = False  # (position, batch, width) instead of (batch, position, width)
 
     def __str__(self) -> str:
-        return f"{self.side} {'.'.join(map(str, self.key)) or '(whole)'} of {self.path}"
+        what = f"{self.side} {'.'.join(map(str, self.key)) or '(whole)'}"
+        if self.operation is not None:
+            what += f" of operation {self.operation.name} {self.operation.segment}.{self.operation.nth}"
+        return f"{what} of {self.path}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,36 @@ class LinearMap:
 
 
 @dataclass(frozen=True)
+class ParameterMap:
+    """An affine map that no module of its own does: a product with a parameter in the middle of a model's code."""
+
+    weight: Tensor
+    shift: Tensor | None
+    steps: tuple[tuple[str, tuple[object, ...]], ...]  # the operations that lay the weight out as (input, output)
+    path: str
+
+    @cached_property
+    def width(self) -> tuple[int, int]:
+        """The widths of input and output."""
+        weight = self.matrix()
+        return weight.shape[0], weight.shape[1]
+
+    def matrix(self) -> Float[Tensor, "input output"]:
+        """`W`, so that the map is `x @ W + b`."""
+        weight = self.weight.detach()
+        for name, arguments in self.steps:
+            weight = getattr(torch.ops.aten, name)(weight, *arguments)
+        return weight.reshape(weight.shape[-2], weight.shape[-1])
+
+    def bias(self) -> Float[Tensor, " output"] | None:
+        """`b`, or None where the map has none."""
+        return None if self.shift is None else self.shift.detach()
+
+
+AffineMap = LinearMap | ParameterMap
+
+
+@dataclass(frozen=True)
 class Norm:
     """A normalization: `gamma * (y - mean(y) if centred) / s(y) + beta`, with gamma = `offset` + weight."""
 
@@ -107,10 +154,21 @@ Step = Norm | Scale
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Numbers that multiply the heads' outputs on their way to the output projection, computed from the input."""
+
+    place: Place
+    path: str
+
+
+InnerStep = Norm | Scale | Gate
+
+
+@dataclass(frozen=True)
 class ValueMap:
     """The affine map from `x` to the value vectors: columns of what one module computes."""
 
-    linear: LinearMap
+    linear: AffineMap
     columns: Int[Tensor, "kv_head value_width"]
 
 
@@ -125,7 +183,9 @@ class Site:
     heads: int
     kv_heads: int
     value_width: int
-    projection: LinearMap
+    inner: tuple[InnerStep, ...]  # between attention and the output projection
+    projection: AffineMap
+    rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
     projected: Place  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum
     residual: Place
@@ -136,6 +196,7 @@ class Site:
     normalized: Place | None
     x: Place  # the vectors that f acts on
     value_map: ValueMap | None  # None where the values are no affine function of x
+    followed: bool = False  # attention in the family's own code, met by following the data
 
     @property
     def placement(self) -> Placement:

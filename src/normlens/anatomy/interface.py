@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
@@ -31,15 +32,13 @@ class Attention:
     """One attention as it ran: what it was given and what it made of it."""
 
     module: nn.Module
-    query: Float[Tensor, "batch head query width"]
-    key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
     alpha: Float[Tensor, "batch head query key"]
     output: Float[Tensor, "batch query head value_width"]
 
 
 Listener = Callable[[Attention], None]
-_listener: ContextVar[Listener | None] = ContextVar("normlens_listener", default=None)
+_listener: ContextVar[tuple[Listener, Callable[[], None]] | None] = ContextVar("normlens_listener", default=None)
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -60,10 +59,12 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 def _probe(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    listener, before = _listener.get() or (None, None)
+    if before is not None:
+        before()
     output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
-    listener = _listener.get()
     if listener is not None:
-        listener(Attention(module, query, key, value, alpha, output))
+        listener(Attention(module, value, alpha, output))
     return output, None
 
 
@@ -93,19 +94,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def listening(model: nn.Module, listener: Listener) -> Iterator[None]:
-    """Report every attention that the model runs inside the block; its implementation is put back afterwards."""
+def listening(model: nn.Module, listener: Listener, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Report every attention that the model runs inside the block; its implementation is put back afterwards.
+
+    Attention that goes another way (a family's own code, plain PyTorch) is at least not fused inside the block, so that
+    `normlens.anatomy.follow` can see its softmax.
+    """
     _register()
     tops = _outermost_pretrained(model)
     submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
-    before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
-    token = _listener.set(listener)
+    settings = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
+    token = _listener.set((listener, before))
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         for top in tops:
             top.set_attn_implementation(IMPLEMENTATION)
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         _listener.reset(token)
-        for config, implementation in before.values():
+        for config, implementation in settings.values():
             # The attribute behind the property: the property itself would overwrite the sub-configurations too.
             config._attn_implementation_internal = implementation

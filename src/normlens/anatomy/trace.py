@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from normlens.anatomy.follow import Follower, Product
+
 #: Where a tensor stands in the arguments or in the output of a module call, such as ("args", 0) or ("last", 1).
 KeyPath = tuple[Any, ...]
 
@@ -30,6 +32,9 @@ class Operation:
     operands: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    scope: int  # the innermost open call, -1 outside of all
+    segment: int  # how many calls that scope had begun before
+    nth: int  # how many operations of this name came before in the same segment
 
 
 @dataclass
@@ -60,13 +65,15 @@ class AttentionEvent:
 
     module: nn.Module
     path: str
-    query: int
-    key: int
     value: int
-    alpha: int
-    output: int  # batch query head width
+    output: int
+    alpha: Tensor  # batch head query key
+    values: Tensor  # batch kv_head key width
+    heads: Tensor  # batch query head width
+    begin: int  # number of operations before this attention
     end: int  # number of operations up to and with this attention
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
+    followed: bool  # met by following the data, not through the attention interface
 
 
 @dataclass
@@ -76,6 +83,7 @@ class Trace:
     operations: list[Operation] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     attentions: list[AttentionEvent] = field(default_factory=list)
+    products: int = 0  # of attention weights and values, wherever they were made
     tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
     producer: dict[int, int] = field(default_factory=dict)  # value -> operation
     consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> operations
@@ -125,12 +133,16 @@ def call_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
 class Recorder(TorchDispatchMode):
     """Records operations and module calls into a `Trace`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, batch: int = 1) -> None:
         super().__init__()
         self.trace = Trace()
         self._paths = {module: path for path, module in model.named_modules()}
         self._numbers: dict[int, int] = {}
         self._open: list[int] = []
+        self._segments: dict[int, int] = defaultdict(int)
+        self._counts: dict[tuple[int, int, str], int] = defaultdict(int)
+        self._follower = Follower(batch)
+        self._begin: int | None = None
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
 
     def number(self, tensor: Tensor) -> int:
@@ -154,17 +166,47 @@ class Recorder(TorchDispatchMode):
         index = len(self.trace.operations)
         changes = func._schema.is_mutable
         outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
-        self.trace.operations.append(Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs))
+        name = func.overloadpacket._qualified_op_name
+        scope = self._open[-1] if self._open else -1
+        segment = self._segments[scope]
+        nth = self._counts[scope, segment, name]
+        self._counts[scope, segment, name] += 1
+        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, segment, nth))
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:
             if value not in inputs:
                 self.trace.producer.setdefault(value, index)
+        product = self._follower.see(name, args, result)
+        if product is not None:
+            self.trace.products += 1
+            if self._begin is None:
+                self._note(product, index)
         return result
+
+    def _note(self, product: Product, index: int) -> None:
+        """An attention that the model's own code did, outside of the attention interface."""
+        call = self.trace.calls[self._open[-1]]
+        self.trace.attentions.append(
+            AttentionEvent(
+                call.module,
+                call.path,
+                self.number(product.value),
+                self.number(product.product),
+                product.alpha,
+                product.values,
+                product.heads,
+                index,
+                index + 1,
+                tuple(self._open),
+                followed=True,
+            )
+        )
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         inputs = tuple((path, self.number(t)) for path, t in tensors_in(call_arguments(args, kwargs)))
         index = len(self.trace.calls)
+        self._segments[self._open[-1] if self._open else -1] += 1
         call = Call(
             index,
             self._paths.get(module, "?"),
@@ -187,24 +229,29 @@ class Recorder(TorchDispatchMode):
         for _, value in call.outputs:
             self.trace.given_by[value].append(call.index)
 
-    def attention(
-        self, module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], alpha: Tensor, output: Tensor
-    ) -> None:
-        """Note one attention that has just run."""
-        query, key, value = (self.number(tensor) for tensor in inputs)
+    def before_attention(self) -> None:
+        """An attention through the interface begins: what it does inside is its own affair."""
+        self._begin = len(self.trace.operations)
+
+    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor) -> None:
+        """Note one attention that has just run through the interface."""
+        assert self._begin is not None, "every attention begins before it ends"
         self.trace.attentions.append(
             AttentionEvent(
                 module,
                 self._paths.get(module, "?"),
-                query,
-                key,
-                value,
-                self.number(alpha),
+                self.number(value),
                 self.number(output),
+                alpha,
+                value,
+                output,
+                self._begin,
                 len(self.trace.operations),
                 tuple(self._open),
+                followed=False,
             )
         )
+        self._begin = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:

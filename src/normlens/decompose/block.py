@@ -44,6 +44,8 @@ class BlockTensors:
     self_attends: bool  # False for cross-attention, where no key is the query
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None
+    #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gated`.
+    gate: Float[Tensor, "batch query head width"] | None = None
 
 
 class Block:
