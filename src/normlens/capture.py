@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, InnerStep, Norm, Place, Scale, Site
+from normlens.anatomy.description import Anatomy, Gate, InnerStep, Norm, Place, Scale, Shift, Site
 from normlens.anatomy.description import Step as AnatomyStep
 from normlens.anatomy.examine import run_arguments
 from normlens.anatomy.follow import Product
@@ -24,7 +24,7 @@ from normlens.anatomy.watch import Watcher
 from normlens.decompose.block import BlockTensors
 from normlens.decompose.gated import Inner
 from normlens.decompose.heads import split_heads
-from normlens.decompose.steps import Normalizing, Scaling, Step
+from normlens.decompose.steps import Normalizing, Scaling, Shifting, Step
 from normlens.errors import AnatomyError
 
 
@@ -39,7 +39,9 @@ class _Pending:
     def places(self) -> list[Place]:
         site = self.site
         gates = [step.place for step in site.inner if isinstance(step, Gate)]
-        always = [site.projected, site.residual, site.total, site.x, *site.others, *gates]
+        always = [site.projected, site.total, site.x, *site.others, *gates]
+        if site.residual is not None:
+            always.append(site.residual)
         return always if site.normalized is None else [*always, site.normalized]
 
 
@@ -54,7 +56,7 @@ def capture(
 ) -> Any:
     """Run the model once and hand each wanted site to `handle`, its tensors in `dtype`; returns the model's output."""
     run = _Run(anatomy, handle, anatomy.sites if wanted is None else wanted, dtype, _batch_size(inputs))
-    with evaluating(model), listening(model, run.attention, run.before_attention), ExitStack() as hooks:
+    with evaluating(model), listening(model, run.reported, run.before_attention), ExitStack() as hooks:
         run.watch(model, hooks)
         output = model(**run_arguments(model, inputs))
     run.finish()
@@ -87,8 +89,8 @@ class _Run:
                 else:
                     self._inside[place].append(i)
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
-        followed = {site.attention for site in anatomy.sites if site.followed}
-        self._watcher = Watcher(self._inside, followed, batch, self._seen, self._followed)
+        self._own = {site.attention for site in anatomy.sites if site.followed}
+        self._watcher = Watcher(self._inside, self._own, batch, self._seen, self._followed)
 
     def watch(self, model: nn.Module, hooks: ExitStack) -> None:
         """Hook the modules at whose boundary, or inside whose calls, something is read."""
@@ -114,26 +116,30 @@ class _Run:
             tensor = tensor_at(structure, place.key)
             if tensor is None:
                 raise AnatomyError(f"a tensor is read at the {place}: nothing stood there in this run")
-            self._pending[i].tensors[place] = tensor
+            self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
             self._complete(i)
 
     def _seen(self, place: Place, tensor: Tensor) -> None:
         for i in self._inside[place]:
             if i in self._pending:
-                # Later operations may change the tensor in place, unlike one that passes a boundary.
-                self._pending[i].tensors[place] = tensor.clone()
+                self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
                 self._complete(i)
 
     def _followed(self, module: nn.Module, product: Product) -> None:
         self.attention(Attention(module, product.values, product.alpha, product.heads))
 
-    def before_attention(self) -> None:
-        """An attention through the interface begins."""
-        self._watcher.pause(True)
+    def before_attention(self, module: nn.Module) -> None:
+        """An attention through the interface begins; it reports itself unless its family is to be followed."""
+        self._watcher.pause(module not in self._own)
+
+    def reported(self, attention: Attention) -> None:
+        """An attention through the interface has ended."""
+        self._watcher.pause(False)
+        if attention.module not in self._own:
+            self.attention(attention)
 
     def attention(self, attention: Attention) -> None:
         """Note one attention; they come in the order in which the anatomy lists them."""
-        self._watcher.pause(False)
         i = self._attentions
         self._attentions += 1
         sites = self._anatomy.sites
@@ -183,8 +189,18 @@ def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dt
     matrix, bias = cast(site.projection.matrix()), site.projection.bias()
     if site.rows is not None:
         matrix = matrix[site.rows.to(matrix.device)]
-    residual = read(site.residual)
     others = [read(place) for place in site.others]
+    residual = torch.zeros_like(read(site.projected)) if site.residual is None else read(site.residual)
+    shift: Tensor | None = None  # a bias on the residual belongs to no input
+    for step in site.residual_steps:
+        made = _step(step, dtype)
+        if isinstance(made, Scaling):
+            residual = made.linear(residual)
+            shift = None if shift is None else made.linear(shift)
+        elif isinstance(made, Shifting):
+            shift = made.vector if shift is None else shift + made.vector
+    if shift is not None:
+        others.append(shift.expand_as(residual))
     inner = Inner.of(cast(attention.output), [_inner_step(step, tensors, dtype) for step in site.inner])
     return BlockTensors(
         alpha=inner.weights(cast(attention.alpha)),
@@ -193,7 +209,7 @@ def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dt
         bias=None if bias is None else cast(bias),
         projected=read(site.projected),
         branch=tuple(_step(step, dtype) for step in site.branch),
-        residual=residual if site.residual_scale == 1.0 else residual * site.residual_scale,
+        residual=residual,
         others=sum(others[1:], others[0]) if others else None,
         total=read(site.total),
         norm=None if site.norm is None else _step(site.norm, dtype),
@@ -205,12 +221,17 @@ def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dt
 
 
 def _inner_step(step: InnerStep, tensors: Mapping[Place, Tensor], dtype: torch.dtype) -> Step | Tensor:
-    return tensors[step.place].to(dtype) if isinstance(step, Gate) else _step(step, dtype)
+    if not isinstance(step, Gate):
+        return _step(step, dtype)
+    gate = tensors[step.place].to(dtype)
+    return gate.transpose(-3, -2) if step.heads_first else gate
 
 
 def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:
     if isinstance(step, Scale):
         return Scaling(step.factor if isinstance(step.factor, float) else step.factor.to(dtype))
+    if isinstance(step, Shift):
+        return Shifting(step.vector.to(dtype))
     assert isinstance(step, Norm)
     gamma, beta = step.gamma(), step.beta()
     return Normalizing(

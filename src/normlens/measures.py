@@ -63,7 +63,7 @@ MEASURES: dict[str, Measure] = {
             "weighted transformed vector",
             "‖αf(x)‖",
             PAPER_2020,
-            lambda b: b.tensors.alpha.abs() * b.vector_norms.unsqueeze(2),
+            lambda b: b.weighted_norms,
         ),
         Measure("x_norm", ("layer", "key"), "input vector", "‖x‖", PAPER_2020, lambda b: b.tensors.x.norm(dim=-1)),
         Measure("attn_w", _PAIR, "ATTN-W", "mean over heads of α", PAPER_2021, _attn_w),

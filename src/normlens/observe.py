@@ -156,5 +156,6 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
         total=by_query(tensors.total),
         normalized=by_query(tensors.normalized),
         x=tensors.x[row : row + 1, keys],
+        gate=by_query(tensors.gate),
         together=together if tensors.self_attends else None,
     )

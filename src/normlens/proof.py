@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normlens.decompose.block import PLACES, Block, PlaceName
-from normlens.decompose.steps import Scaling, Step
+from normlens.decompose.steps import Scaling, Shifting, Step
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
@@ -86,7 +86,7 @@ def prove_parts(
                 entry = computed[batch, query, key]
                 most = computed[batch, query].abs().max()
             else:
-                f = explicit_heads(block, batch, key).norm(dim=-1)
+                f = explicit_heads(block, batch, key, query).norm(dim=-1)
                 explicit = f if name == "f_norm" else block.tensors.alpha[batch, :, query, key].double().abs() * f
                 entry = computed[batch, :, key] if name == "f_norm" else computed[batch, :, query, key]
                 most = explicit.max()
@@ -110,23 +110,29 @@ def _pick(query_mask: Tensor, key_mask: Tensor, diagonal: bool, seed: int) -> li
     return pairs
 
 
-def explicit_heads(block: Block, batch: int, key: int) -> Float[Tensor, "head model"]:
-    """`f_h(x_j)` for one key, head by head, in float64."""
+def explicit_heads(block: Block, batch: int, key: int, query: int) -> Float[Tensor, "head model"]:
+    """`f_h(x_j)` for one key, head by head, in float64; only a gate makes it depend on the query."""
     t = block.tensors
     group = block.heads // t.values.shape[1]
-    return torch.stack([t.values[batch, h // group, key].double() @ t.weight[h].double() for h in range(block.heads)])
+    vectors = []
+    for h in range(block.heads):
+        value = t.values[batch, h // group, key].double()
+        if t.gate is not None:
+            value = value * t.gate[batch, query, h].double()
+        vectors.append(value @ t.weight[h].double())
+    return torch.stack(vectors)
 
 
 def explicit_part(block: Block, place: PlaceName, batch: int, query: int, key: int) -> Float[Tensor, " model"]:
     """The vector that `key` contributes to `query` at a place, built step by step in float64."""
     t = block.tensors
-    part = t.alpha[batch, :, query, key].double() @ explicit_heads(block, batch, key)
+    part = t.alpha[batch, :, query, key].double() @ explicit_heads(block, batch, key, query)
     if place == "attn":
         return part
     y = t.projected[batch, query].double()
     for step in t.branch:
         part = _explicit_step(step, part, y)
-        y = _explicit_step(step, y, y) + (0 if isinstance(step, Scaling) or step.beta is None else step.beta.double())
+        y = _explicit_step(step, y, y) + _explicit_shift(step)
     if t.self_attends and query == key:
         part = part + t.residual[batch, query].double()
     if place == "ln" and t.norm is not None:
@@ -134,10 +140,18 @@ def explicit_part(block: Block, place: PlaceName, batch: int, query: int, key: i
     return part
 
 
+def _explicit_shift(step: Step) -> Tensor | float:
+    if isinstance(step, Shifting):
+        return step.vector.double()
+    return 0.0 if isinstance(step, Scaling) or step.beta is None else step.beta.double()
+
+
 def _explicit_step(step: Step, part: Tensor, y: Tensor) -> Tensor:
     """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
     if isinstance(step, Scaling):
         return part * step.factor
+    if isinstance(step, Shifting):
+        return part
     if step.centred:
         part, y = part - part.mean(), y - y.mean()
     s = (y.square().mean() + step.eps).sqrt()

@@ -46,6 +46,7 @@ class Place:
     occurrence: int
     operation: OperationKey | None = None
     sequence_first: bool = False  # (position, batch, width) instead of (batch, position, width)
+    changes: bool = False  # written into afterwards, so that it must be copied when it is read
 
     def __str__(self) -> str:
         what = f"{self.side} {'.'.join(map(str, self.key)) or '(whole)'}"
@@ -92,6 +93,10 @@ class LinearMap:
             return self.module(units) - bias, bias
 
 
+#: Layouts that depend on how a tensor lies in memory: a reshape gives the same numbers without asking.
+_RESHAPES = {"view": "reshape", "_unsafe_view": "reshape", "_reshape_alias": "reshape"}
+
+
 @dataclass(frozen=True)
 class ParameterMap:
     """An affine map that no module of its own does: a product with a parameter in the middle of a model's code."""
@@ -111,7 +116,7 @@ class ParameterMap:
         """`W`, so that the map is `x @ W + b`."""
         weight = self.weight.detach()
         for name, arguments in self.steps:
-            weight = getattr(torch.ops.aten, name)(weight, *arguments)
+            weight = getattr(torch.ops.aten, _RESHAPES.get(name, name))(weight, *arguments)
         return weight.reshape(weight.shape[-2], weight.shape[-1])
 
     def bias(self) -> Float[Tensor, " output"] | None:
@@ -150,7 +155,14 @@ class Scale:
     factor: float | Tensor
 
 
-Step = Norm | Scale
+@dataclass(frozen=True)
+class Shift:
+    """A vector that is added on the branch, a bias beside `b_O`."""
+
+    vector: Tensor
+
+
+Step = Norm | Scale | Shift
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,8 @@ class Gate:
 
     place: Place
     path: str
+    heads_first: bool  # (batch, head, query, …) instead of (batch, query, head, …)
+    by_coordinate: bool  # one number per coordinate; otherwise one per query and head, which joins the weights
 
 
 InnerStep = Norm | Scale | Gate
@@ -188,8 +202,8 @@ class Site:
     rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
     projected: Place  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum
-    residual: Place
-    residual_scale: float
+    residual: Place | None  # None where the attention output joins nothing (Zamba): the residual is zero
+    residual_steps: tuple[Step, ...]  # between the residual and the sum
     others: tuple[Place, ...]  # branches added beside attention (a parallel MLP): they belong to no part
     total: Place  # the residual sum
     norm: Norm | None  # the normalization that follows the sum
@@ -204,6 +218,11 @@ class Site:
         if self.norm is not None:
             return "post"
         return "branch" if any(isinstance(step, Norm) for step in self.branch) else "pre"
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate makes `f` depend on the query, so that it has no norm of its own."""
+        return any(isinstance(step, Gate) and step.by_coordinate for step in self.inner)
 
     @property
     def width(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -129,6 +129,23 @@ class Graph:
         tensor = self.trace.tensors[number]
         return (tensor, tuple(reversed(steps))) if isinstance(tensor, nn.Parameter) else None
 
+    def constant(self, operand: object, width: int) -> float | Tensor | None:
+        """An operand that no input changes: a number, or one number per coordinate; None where it is neither."""
+        if isinstance(operand, int | float):
+            return float(operand)
+        if not isinstance(operand, Value):
+            return None
+        number = operand.number
+        while number in self.trace.producer:
+            operation = self.trace.operations[self.trace.producer[number]]
+            if operation.name not in SAME or len(operation.inputs) != 1:
+                return None
+            number = operation.inputs[0]
+        tensor = self.trace.tensors[number]
+        if tensor.numel() == 1:
+            return float(tensor)
+        return tensor.detach().reshape(-1) if tensor.numel() == width else None
+
     # ---- places --------------------------------------------------------------------------------------------------
 
     def visible(self, value: int, what: str) -> Place:
@@ -163,12 +180,10 @@ class Graph:
         return self._place(Place(call.module, call.path, side, key, call.occurrence), value)  # type: ignore[arg-type]
 
     def _place(self, place: Place, value: int) -> Place:
-        from dataclasses import replace
-
-        shape = self.trace.tensors[value].shape
+        tensor = self.trace.tensors[value]
         # The trace has one sequence: an axis of length one in the middle is the batch.
-        first = len(shape) == 3 and shape[0] > 1 and shape[1] == 1
-        return replace(place, sequence_first=True) if first else place
+        first = tensor.ndim == 3 and tensor.shape[0] > 1 and tensor.shape[1] == 1
+        return replace(place, sequence_first=first, changes=tensor.untyped_storage().data_ptr() in self.trace.changed)
 
     def stopped(self, rule: str, arrived: str) -> AnatomyError:
         return AnatomyError(

@@ -38,7 +38,7 @@ class Attention:
 
 
 Listener = Callable[[Attention], None]
-_listener: ContextVar[tuple[Listener, Callable[[], None]] | None] = ContextVar("normlens_listener", default=None)
+_listener: ContextVar[tuple[Listener, Callable[[nn.Module], None]] | None] = ContextVar("normlens_listener", default=None)
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -61,7 +61,7 @@ def _probe(
 ) -> tuple[Tensor, None]:
     listener, before = _listener.get() or (None, None)
     if before is not None:
-        before()
+        before(module)
     output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
     if listener is not None:
         listener(Attention(module, value, alpha, output))
@@ -94,7 +94,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def listening(model: nn.Module, listener: Listener, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+def listening(model: nn.Module, listener: Listener, before: Callable[[nn.Module], None] = lambda module: None) -> Iterator[None]:
     """Report every attention that the model runs inside the block; its implementation is put back afterwards.
 
     Attention that goes another way (a family's own code, plain PyTorch) is at least not fused inside the block, so that

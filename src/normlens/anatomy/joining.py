@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normlens.anatomy.description import Norm, Place, Scale, Step
+from normlens.anatomy.description import Norm, Scale, Shift, Step
 from normlens.anatomy.graph import ADD, DIVIDE, MULTIPLY, SAME, Graph
 from normlens.anatomy.norms import norm_taking
 from normlens.anatomy.trace import Call, Operation, Value
-from normlens.errors import AnatomyError
+
+
+_NORMALIZES = {f"aten::{name}" for name in "native_layer_norm rsqrt sqrt var var_mean native_group_norm _fused_rms_norm".split()}
+_MAPS = {f"aten::{name}" for name in "mm addmm bmm convolution embedding".split()}
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Joined:
     steps: tuple[Step, ...]
     others: tuple[int, ...]
     residual: int
+    residual_steps: tuple[Step, ...]
     total: int
 
 
@@ -32,7 +36,6 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
     ways: deque[tuple[int, tuple[Step, ...], tuple[int, ...]]] = deque([(given, (), ())])
     seen: set[int] = set()
     met: list[str] = []
-    refused: AnatomyError | None = None
     while ways:
         value, steps, others = ways.popleft()
         if value in seen:
@@ -44,76 +47,68 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             if any(call.start <= index < call.end for call, _ in norms):
                 continue
             operation = trace.operations[index]
+            step = _step(graph, operation, value, width)
+            other = _other(operation, value)
             if operation.name in SAME and operation.operands[0] == Value(value):
-                if trace.tensors[operation.outputs[0]].numel() == trace.tensors[value].numel():
+                if _alike(graph, operation.outputs[0], value):
                     ways.append((operation.outputs[0], steps, others))
-            elif operation.name in MULTIPLY | DIVIDE:
-                try:
-                    scale = Scale(_constant(graph, operation, value))
-                except AnatomyError as error:
-                    refused = error
-                    continue
-                ways.append((operation.outputs[0], (*steps, scale), others))
-            elif operation.name in ADD:
-                other = _other(operation, value)
-                if not isinstance(other, Value):
-                    continue
-                if other.number in upstream and _alike(graph, other.number, value):
-                    return Joined(steps, others, other.number, operation.outputs[0])
-                if _alike(graph, other.number, value):
-                    ways.append((operation.outputs[0], steps, (*others, other.number)))
+            elif step is not None:
+                ways.append((operation.outputs[0], (*steps, step), others))
+            elif operation.name in ADD and isinstance(other, Value) and _alike(graph, other.number, value):
+                found = _residual(graph, other.number, upstream, width)
+                if found is not None:
+                    return Joined(steps, others, *found, operation.outputs[0])
+                ways.append((operation.outputs[0], steps, (*others, other.number)))
             else:
                 met.append(operation.name.removeprefix("aten::"))
-    raise refused or graph.stopped(
+    raise graph.stopped(
         "the projected output must be added to the residual",
         f"no such addition was met (on the way: {', '.join(dict.fromkeys(met)) or 'nothing takes it'})",
     )
 
 
+def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple[int, tuple[Step, ...]] | None:
+    """The value that attention came from behind an operand of the sum, and the constants between the two."""
+    steps: list[Step] = []
+    while value not in upstream:
+        if value not in graph.trace.producer:
+            return None
+        operation = graph.trace.operations[graph.trace.producer[value]]
+        tensors = [number for number in operation.inputs if _alike(graph, number, value)]
+        if len(tensors) != 1 or operation.outputs[0] != value:
+            return None
+        step = _step(graph, operation, tensors[0], width)
+        if step is not None:
+            steps.append(step)
+        elif operation.name not in SAME:
+            return None
+        value = tensors[0]
+    return value, tuple(reversed(steps))
+
+
+def _step(graph: Graph, operation: Operation, value: int, width: int) -> Step | None:
+    """The operation as a step on the branch: a constant that multiplies or divides, or a bias that is added."""
+    if operation.name not in ADD | MULTIPLY | DIVIDE or Value(value) not in operation.operands[:2]:
+        return None
+    constant = graph.constant(_other(operation, value), width)
+    if constant is None:
+        return None
+    if operation.name in MULTIPLY:
+        return Scale(constant)
+    if operation.name in DIVIDE:
+        return Scale(1.0 / constant) if operation.operands[0] == Value(value) else None
+    return Shift(constant) if isinstance(constant, Tensor) else None
+
+
 def _other(operation: Operation, value: int) -> object:
+    if len(operation.operands) < 2:
+        return None
     left, right = operation.operands[:2]
     return right if left == Value(value) else left
 
 
 def _alike(graph: Graph, one: int, other: int) -> bool:
     return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
-
-
-def _constant(graph: Graph, operation: Operation, value: int) -> float | Tensor:
-    factor = _other(operation, value)
-    if operation.name in DIVIDE:
-        if isinstance(factor, int | float) and operation.operands[0] == Value(value):
-            return 1.0 / float(factor)
-        raise graph.stopped("only a constant may scale the branch", "it is divided by something computed")
-    if isinstance(factor, int | float):
-        return float(factor)
-    if isinstance(factor, Value):
-        number = factor.number
-        while number in graph.trace.producer:
-            made = graph.trace.operations[graph.trace.producer[number]]
-            if made.name not in SAME or len(made.inputs) != 1:
-                break
-            number = made.inputs[0]
-        tensor = graph.trace.tensors[number]
-        if number not in graph.trace.producer:
-            if tensor.numel() == 1:
-                return float(tensor)
-            if tensor.numel() == graph.trace.tensors[value].shape[-1]:
-                return tensor.detach().reshape(-1)
-    raise graph.stopped("only a constant may scale the branch", f"{operation.name} by something computed")
-
-
-def find_residual(graph: Graph, value: int) -> tuple[Place, float]:
-    """Where the residual input can be read, and the constant that multiplies it on the way to the sum."""
-    found = graph.at_boundary(value)
-    if found is not None:
-        return found, 1.0
-    operation = graph.trace.operations[graph.trace.producer[value]]
-    if operation.name in MULTIPLY and isinstance(operation.operands[1], int | float):
-        before = graph.at_boundary(operation.inputs[0])
-        if before is not None:
-            return before, float(operation.operands[1])
-    return graph.visible(value, "the residual input"), 1.0
 
 
 def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
@@ -134,13 +129,17 @@ def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
 
 
 def _refuse_hidden_norm(graph: Graph, total: int) -> None:
-    """A normalization that could not be read must not pass for none."""
+    """A normalization that could not be read must not pass for none: something small that alone takes the sum."""
     trace = graph.trace
-    readers = {trace.operations[i].name for i in trace.consumers[total]}
-    if readers != {"aten::native_layer_norm"}:
+    scopes = {trace.operations[i].scope for i in trace.consumers[total]}
+    if len(scopes) != 1:
         return
-    if all(_same_block(graph, trace.calls[trace.operations[i].scope]) for i in trace.consumers[total]):
-        raise graph.stopped("a normalization after the residual sum must be readable", "it is not")
+    call = trace.calls[scopes.pop()]
+    names = {operation.name for operation in trace.operations[call.start : call.end]}
+    alone = all(_NORMALIZES & {trace.operations[i].name} for i in trace.consumers[total])
+    small = bool(_NORMALIZES & names) and not _MAPS & names and call.start >= graph.event.end
+    if (small or alone) and _same_block(graph, call):
+        raise graph.stopped("a normalization after the residual sum must be readable", f"{call.path} is not")
 
 
 def _same_block(graph: Graph, call: Call) -> bool:

@@ -30,14 +30,13 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
     dtype = like.dtype if like is not None else torch.get_default_dtype()
     device = like.device if like is not None else torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
-    samples = (torch.randn(4, width, generator=generator) * 3 + 1).to(device, dtype)
+    samples = (torch.randn(1, 4, width, generator=generator) * 3 + 1).to(device, dtype)
     with torch.no_grad():
         try:
-            observed = module(samples)
-            shift = module(torch.zeros_like(samples))[0]
-        except (TypeError, RuntimeError, ValueError):
+            observed, shift = _first(module(samples)), _first(module(torch.zeros_like(samples)))[0, 0]
+        except Exception:
             return None  # it takes something else than one tensor of vectors: no normalization
-    if not isinstance(observed, Tensor) or observed.shape != samples.shape:
+    if observed.shape != samples.shape:
         return None
     eps = _eps(module)
     tolerance = _RESOLUTIONS * torch.finfo(dtype).eps * float(observed.abs().max())
@@ -46,6 +45,14 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
         if float((predicted - observed.double()).abs().max()) <= tolerance:
             return candidate
     return None
+
+
+def _first(output: object) -> Tensor:
+    """What a module gives, or the first of what it gives (a quantizing one gives a scale beside it)."""
+    found = output[0] if isinstance(output, tuple) else output
+    if not isinstance(found, Tensor):
+        raise TypeError("a normalization gives a tensor")
+    return found
 
 
 def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple[Call, Norm]]:

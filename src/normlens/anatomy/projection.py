@@ -65,8 +65,18 @@ def _factor(graph: Graph, operands: tuple[object, ...], value: int) -> InnerStep
     if isinstance(factor, int | float):
         return Scale(float(factor))
     assert isinstance(factor, Value), "a product has two tensors or a tensor and a number"
+    constant = graph.constant(factor, graph.event.heads.shape[-1] * graph.event.heads.shape[-2])
+    if constant is not None:
+        return Scale(constant)
     place = graph.visible(factor.number, "a gate between attention and the output projection")
-    return Gate(place, place.path)
+    shape = graph.trace.tensors[factor.number].shape
+    heads, queries = graph.event.alpha.shape[1:3]
+    return Gate(
+        place,
+        place.path,
+        heads_first=len(shape) >= 3 and shape[-3:-1] == (heads, queries),
+        by_coordinate=shape.numel() > queries * heads,
+    )
 
 
 def _rows(graph: Graph, taken: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.graph import Graph
-from normlens.anatomy.joining import find_residual, follow_to_sum, post_norm
+from normlens.anatomy.joining import follow_to_sum, post_norm
 from normlens.anatomy.numbering import kind_of, layer_numbers
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
@@ -43,7 +43,6 @@ def _site(graph: Graph, kind: Kind, layer: int) -> Site:
     given = projection.linear.given
     joined = follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
-    residual, scale = find_residual(graph, joined.residual)
     x, value_map = find_values(graph)
     return Site(
         kind=kind,
@@ -58,8 +57,8 @@ def _site(graph: Graph, kind: Kind, layer: int) -> Site:
         rows=projection.rows,
         projected=projection.linear.output,
         branch=joined.steps,
-        residual=residual,
-        residual_scale=scale,
+        residual=graph.visible(joined.residual, "the residual input"),
+        residual_steps=joined.residual_steps,
         others=tuple(graph.visible(other, "a branch beside attention") for other in joined.others),
         total=graph.visible(joined.total, "the residual sum"),
         norm=None if norm is None else norm[1],

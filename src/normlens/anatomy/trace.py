@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from normlens.anatomy.follow import Follower, Product
 
@@ -84,6 +84,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     attentions: list[AttentionEvent] = field(default_factory=list)
     products: int = 0  # of attention weights and values, wherever they were made
+    changed: set[int] = field(default_factory=set)  # storages that some operation wrote into
     tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
     producer: dict[int, int] = field(default_factory=dict)  # value -> operation
     consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> operations
@@ -143,6 +144,7 @@ class Recorder(TorchDispatchMode):
         self._counts: dict[tuple[int, int, str], int] = defaultdict(int)
         self._follower = Follower(batch)
         self._begin: int | None = None
+        self._inside: list[tuple[Product, int]] = []  # products inside the attention that is running
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
 
     def number(self, tensor: Tensor) -> int:
@@ -177,11 +179,15 @@ class Recorder(TorchDispatchMode):
         for value in outputs:
             if value not in inputs:
                 self.trace.producer.setdefault(value, index)
+        if changes:
+            self.trace.changed.update(_storage(t) for _, t in tensors_in((args, kwargs)) if _is_changed(func, t, args))
         product = self._follower.see(name, args, result)
         if product is not None:
             self.trace.products += 1
             if self._begin is None:
                 self._note(product, index)
+            else:
+                self._inside.append((product, index))
         return result
 
     def _note(self, product: Product, index: int) -> None:
@@ -229,13 +235,19 @@ class Recorder(TorchDispatchMode):
         for _, value in call.outputs:
             self.trace.given_by[value].append(call.index)
 
-    def before_attention(self) -> None:
+    def before_attention(self, module: nn.Module) -> None:
         """An attention through the interface begins: what it does inside is its own affair."""
         self._begin = len(self.trace.operations)
+        self._inside.clear()
 
     def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor) -> None:
         """Note one attention that has just run through the interface."""
         assert self._begin is not None, "every attention begins before it ends"
+        begin, self._begin = self._begin, None
+        if len(self._inside) == 1 and not _is_product(alpha, value, output):
+            # The family's function does more to its output than to multiply: follow it from the product itself.
+            self._note(*self._inside[0])
+            return
         self.trace.attentions.append(
             AttentionEvent(
                 module,
@@ -245,13 +257,12 @@ class Recorder(TorchDispatchMode):
                 alpha,
                 value,
                 output,
-                self._begin,
+                begin,
                 len(self.trace.operations),
                 tuple(self._open),
                 followed=False,
             )
         )
-        self._begin = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -266,3 +277,27 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_changed(func: Any, tensor: Tensor, args: Any) -> bool:
+    """Whether this operation writes into the tensor: by convention, in-place operations write into the first one."""
+    return bool(args) and tensor is args[0]
+
+
+def _is_product(alpha: Tensor, value: Tensor, output: Tensor) -> bool:
+    """Whether the output is the weights times the values and nothing else."""
+    if alpha.ndim != 4 or value.ndim != 4 or alpha.shape[1] % value.shape[1]:
+        return False
+    if value.shape[2] != alpha.shape[3]:
+        return False
+    with _disable_current_modes():  # what is computed here is no part of the model's pass
+        repeated = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+        expected = (alpha.double() @ repeated.double()).transpose(1, 2)
+        if expected.shape != output.shape:
+            return False
+        tolerance = 64 * torch.finfo(output.dtype).eps * float(expected.abs().max())
+        return float((expected - output.double()).abs().max()) <= tolerance

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normlens.decompose.gated import gated_head_norms, gated_norms
 from normlens.decompose.heads import head_gram, repeat_values, summed_norm, vector_norms
 from normlens.decompose.steps import Passage, Step, through
 
@@ -103,6 +104,8 @@ class Block:
         return self._project(diagonal.unsqueeze(-1) * self.values_by_head)
 
     def _project(self, by_head: Float[Tensor, "batch head query width"]) -> Float[Tensor, "batch query model"]:
+        if self.tensors.gate is not None:
+            by_head = by_head * self.tensors.gate.transpose(1, 2)
         return by_head.transpose(1, 2).flatten(2) @ self.tensors.weight.flatten(0, 1)
 
     def rebuilt(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
@@ -135,6 +138,13 @@ class Block:
         """`‖f_h(x_j)‖`."""
         return vector_norms(self._projected("attn").gram)
 
+    @cached_property
+    def weighted_norms(self) -> Float[Tensor, "batch head query key"]:
+        """`‖alpha_hij f_h(x_j)‖`."""
+        if self.tensors.gate is not None:
+            return gated_head_norms(self.tensors.alpha, self.values_by_head, self.tensors.weight, self.tensors.gate)
+        return self.tensors.alpha.abs() * self.vector_norms.unsqueeze(2)
+
     def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a place."""
         passage = self.passages[place]
@@ -156,7 +166,9 @@ class Block:
         passage = self.passages[place]
         if passage.steps not in self._by_steps:
             weight = passage.linear(self.tensors.weight)
-            self._by_steps[passage.steps] = _Projected(self.tensors.alpha, self.values_by_head, weight)
+            self._by_steps[passage.steps] = _Projected(
+                self.tensors.alpha, self.values_by_head, weight, self.tensors.gate
+            )
         return self._by_steps[passage.steps]
 
 
@@ -167,6 +179,7 @@ class _Projected:
     alpha: Tensor
     values: Tensor
     weight: Tensor
+    gate: Tensor | None
 
     @cached_property
     def gram(self) -> Float[Tensor, "batch key head head"]:
@@ -174,4 +187,6 @@ class _Projected:
 
     @cached_property
     def norms(self) -> Float[Tensor, "batch query key"]:
+        if self.gate is not None:
+            return gated_norms(self.alpha, self.values, self.weight, self.gate)
         return summed_norm(self.alpha, self.gram, self.values, self.weight)

@@ -61,7 +61,7 @@ def word_vector_norms(block: Block, key_groups: Int[Tensor, " key"]) -> Float[Te
 
 def word_weighted_norms(block: Block, key_groups: Int[Tensor, " key"]) -> Float[Tensor, "batch head query word"]:
     """`‖sum over a word's subwords of alpha_hij f_h(x_j)‖`."""
-    norms = add_keys(block.tensors.alpha.abs() * block.vector_norms.unsqueeze(2), key_groups)
+    norms = add_keys(block.weighted_norms, key_groups)
     for word in _several(key_groups):
         norms[..., word] = _weighted(block, key_groups == word).norm(dim=-1).transpose(1, 2)
     return norms
@@ -75,4 +75,6 @@ def _several(groups: Int[Tensor, " key"]) -> list[int]:
 def _weighted(block: Block, chosen: Tensor) -> Float[Tensor, "batch query head model"]:
     """`sum over the chosen keys of alpha_hij f_h(x_j)`, by head: no key axis is left."""
     mixed = block.tensors.alpha[..., chosen] @ block.values_by_head[:, :, chosen]
+    if block.tensors.gate is not None:
+        mixed = mixed * block.tensors.gate.transpose(1, 2)
     return torch.einsum("bhqc,hcd->bqhd", mixed, block.tensors.weight)

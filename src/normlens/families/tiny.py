@@ -93,6 +93,8 @@ _SIZES: dict[str, int] = {
         "time_step_rank mamba_dt_rank hidden_size_per_layer_input shape_embed_dim pronunciation_embed_dim".split(),
         8,
     ),
+    **dict.fromkeys("index_topk attention_chunk_size keep_window_size".split(), 4),
+    **dict.fromkeys("index_block_size index_topk_blocks".split(), 2),
     **dict.fromkeys("linear_num_key_heads linear_num_value_heads linear_num_heads".split(), 4),
 }
 
@@ -142,6 +144,10 @@ def _shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
         chosen["num_key_value_heads"] = _SIZES["num_attention_heads"]
     if "vocab_size" in fields:
         chosen["vocab_size"] = VOCABULARY
+    kinds = fields.get("layer_types")
+    if isinstance(kinds, list) and len(set(kinds)) > 1:  # one layer of each kind
+        chosen["layer_types"] = list(dict.fromkeys(kinds))
+        chosen["num_hidden_layers"] = len(chosen["layer_types"])
     for name, value in fields.items():
         if name.endswith(("_token_id", "_token_index", "_index")) and isinstance(value, int) and value >= VOCABULARY:
             chosen[name] = VOCABULARY - 1
@@ -221,6 +227,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attention_head_dim": 16,
         "n_mamba_heads": 8,
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -231,7 +239,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "gemma3n_text": {"num_hidden_layers": 3, "num_kv_shared_layers": 1, "layer_types": [*_WINDOWED, "sliding_attention"]},
     "gemma4_unified_assistant": {"text_config": {"layer_types": _WINDOWED}},
-    "gemma4_assistant": {"text_config": {"layer_types": _WINDOWED, "hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": {"layer_types": _WINDOWED, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
     "neomme": {"head_dim": 16, "layer_types": _WINDOWED},
     # Numbers that must agree with each other.
     "esmc": {"num_key_value_heads": 4},
@@ -241,6 +251,5 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "num_feedforward_networks": 2},
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attn_layers": ["local", "lsh"]},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
     "nemo_speechlm": {"head_config": {"audio_hidden_size": 32}},
 }
