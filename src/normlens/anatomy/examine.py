@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
 from normlens.anatomy.interface import Attention, evaluating, listening
 from normlens.anatomy.reading import read_anatomy
@@ -38,7 +39,9 @@ def backbone(model: nn.Module) -> nn.Module:
 
 def examine(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Anatomy:
     """The anatomy of a model, from one forward pass over `inputs` (a few tokens where none are given)."""
-    return read_anatomy(family_of(model), trace_of(model, inputs))
+    family = family_of(model)
+    refuse_declared(family, model)
+    return read_anatomy(family, trace_of(model, inputs), declaration(family))
 
 
 def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace:
@@ -50,13 +53,15 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
 
     with evaluating(model), listening(model, note, recorder.before_attention), recorder.watching():
         model(**run_arguments(model, inputs if inputs is not None else few_tokens(model)))
+    recorder.trace.lost = recorder.lost()
     return recorder.trace
 
 
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:
     """A few ordinary token ids, enough to see every attention of a text model at work."""
     config = getattr(model, "config", None)
-    size = getattr(config, "vocab_size", None) or getattr(getattr(config, "text_config", None), "vocab_size", None)
+    parts = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
+    size = next((part.vocab_size for part in parts if isinstance(getattr(part, "vocab_size", None), int)), None)
     if not isinstance(size, int):
         raise AnatomyError(
             f"a model is read on a few tokens and so must have a vocabulary: {family_of(model)!r} has none; "

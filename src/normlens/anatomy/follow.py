@@ -47,12 +47,17 @@ class Follower:
         self._batch = batch
         #: Weights by identity, with the tensor itself (so that no other can take its identity) and batch x heads.
         self._weights: dict[int, tuple[Tensor, tuple[int, int] | None]] = {}
+        #: Softmax results that have not met values yet, by identity; and from which one each copy comes.
+        self.waiting: dict[int, Tensor] = {}
+        self._origin: dict[int, int] = {}
 
     def see(self, name: str, args: Any, result: Any) -> Product | None:
         """Take note of one operation; the product with the values ends the way."""
         if name in _SOFTMAX:
             if result.ndim >= 3:
                 self._weights[id(result)] = result, self._layout(result)
+                self._origin[id(result)] = id(result)
+                self.waiting[id(result)] = result
             return None
         if not self._weights or not isinstance(result, Tensor):
             return None
@@ -66,6 +71,7 @@ class Follower:
                 if name in _MASKS and result.shape != argument.shape:
                     continue
                 self._weights[id(result)] = result, known[1]
+                self._origin[id(result)] = self._origin[id(argument)]
         return None
 
     def _layout(self, weights: Tensor) -> tuple[int, int] | None:
@@ -87,6 +93,7 @@ class Follower:
                     f"{tuple(weights.shape)} met values of shape {tuple(values.shape)}, so this attention does not look "
                     "at all keys at once; see docs/adding_a_family.md"
                 )
+            self.waiting.pop(self._origin[id(weights)], None)
             by_head, product = (values, result) if not turned else (values.mT, result.mT)
             alpha = (weights.mT if turned else weights).unflatten(0, known[1])
             return Product(

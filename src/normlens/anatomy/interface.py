@@ -62,10 +62,26 @@ def _probe(
     listener, before = _listener.get() or (None, None)
     if before is not None:
         before(module)
+    if kwargs.get("indices") is not None:
+        attention_mask = _only(kwargs["indices"], attention_mask, query, key)
     output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
     if listener is not None:
         listener(Attention(module, value, alpha, output))
     return output, None
+
+
+def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """A mask that lets each query see the chosen keys alone.
+
+    Sparse families (DeepSeek V3.2, GLM MoE DSA) mask by themselves for `eager` and `sdpa`; any other implementation is
+    handed the chosen keys, which an eager function ignores.
+    """
+    chosen = torch.zeros(query.shape[0], query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    chosen = chosen.scatter(-1, indices.long(), True).unsqueeze(1)  # batch 1 query key
+    lowest = torch.finfo(query.dtype).min
+    if mask is None:
+        return torch.zeros_like(chosen, dtype=query.dtype).masked_fill(~chosen, lowest)
+    return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, lowest)
 
 
 def _register() -> None:

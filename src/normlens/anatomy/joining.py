@@ -23,7 +23,7 @@ class Joined:
 
     steps: tuple[Step, ...]
     others: tuple[int, ...]
-    residual: int
+    residual: int | None
     residual_steps: tuple[Step, ...]
     total: int
 

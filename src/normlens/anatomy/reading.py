@@ -9,9 +9,10 @@ that made them (`values`). Whatever is read here is only believed after the reco
 
 from __future__ import annotations
 
+from normlens.anatomy.declarations import Declaration
 from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.graph import Graph
-from normlens.anatomy.joining import follow_to_sum, post_norm
+from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
 from normlens.anatomy.numbering import kind_of, layer_numbers
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
@@ -19,8 +20,14 @@ from normlens.anatomy.values import find_values
 from normlens.errors import AnatomyError
 
 
-def read_anatomy(family: str, trace: Trace) -> Anatomy:
+def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration()) -> Anatomy:  # noqa: B008
     """The sites of a traced model; raises `AnatomyError` that says what was looked for and where reading stopped."""
+    for path, shape in trace.lost:
+        if len(shape) >= 4 or _over_positions(trace, shape):
+            raise AnatomyError(
+                f"every attention must be seen to be over all keys at once: in {family!r} at {path}, a softmax of shape "
+                f"{shape} never met its values as a whole (windows, blocks or hashes of keys); see docs/adding_a_family.md"
+            )
     if not trace.attentions:
         raise AnatomyError(
             f"a model must have attention to be analysed: in {family!r} no softmax met values, neither through "
@@ -34,14 +41,20 @@ def read_anatomy(family: str, trace: Trace) -> Anatomy:
     kinds = [kind_of(event) for event in trace.attentions]
     layers = layer_numbers(trace, kinds)
     graphs = [Graph(family, trace, event) for event in trace.attentions]
-    return Anatomy(family, tuple(_site(*found) for found in zip(graphs, kinds, layers, strict=True)))
+    return Anatomy(family, tuple(_site(*found, declared) for found in zip(graphs, kinds, layers, strict=True)))
 
 
-def _site(graph: Graph, kind: Kind, layer: int) -> Site:
+def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
+    """Whether a softmax of three axes is over positions (attention with heads in the batch) and not over experts."""
+    lengths = {value.shape[1] for _, value in ((p, trace.tensors[v]) for p, v in trace.calls[0].inputs) if value.ndim >= 2}
+    return shape[-1] in lengths and shape[-2] in lengths
+
+
+def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
     event = graph.event
     projection = find_projection(graph)
     given = projection.linear.given
-    joined = follow_to_sum(graph, given)
+    joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     x, value_map = find_values(graph)
     return Site(
@@ -57,7 +70,7 @@ def _site(graph: Graph, kind: Kind, layer: int) -> Site:
         rows=projection.rows,
         projected=projection.linear.output,
         branch=joined.steps,
-        residual=graph.visible(joined.residual, "the residual input"),
+        residual=None if joined.residual is None else graph.visible(joined.residual, "the residual input"),
         residual_steps=joined.residual_steps,
         others=tuple(graph.visible(other, "a branch beside attention") for other in joined.others),
         total=graph.visible(joined.total, "the residual sum"),

@@ -84,6 +84,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     attentions: list[AttentionEvent] = field(default_factory=list)
     products: int = 0  # of attention weights and values, wherever they were made
+    lost: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # softmaxes that met no values
     changed: set[int] = field(default_factory=set)  # storages that some operation wrote into
     tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
     producer: dict[int, int] = field(default_factory=dict)  # value -> operation
@@ -144,6 +145,7 @@ class Recorder(TorchDispatchMode):
         self._counts: dict[tuple[int, int, str], int] = defaultdict(int)
         self._follower = Follower(batch)
         self._begin: int | None = None
+        self._softmaxes: dict[int, str] = {}
         self._inside: list[tuple[Product, int]] = []  # products inside the attention that is running
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
 
@@ -181,7 +183,10 @@ class Recorder(TorchDispatchMode):
                 self.trace.producer.setdefault(value, index)
         if changes:
             self.trace.changed.update(_storage(t) for _, t in tensors_in((args, kwargs)) if _is_changed(func, t, args))
+        waiting = len(self._follower.waiting)
         product = self._follower.see(name, args, result)
+        if len(self._follower.waiting) > waiting:
+            self._softmaxes[id(result)] = self.trace.calls[scope].path if scope >= 0 else "?"
         if product is not None:
             self.trace.products += 1
             if self._begin is None:
@@ -263,6 +268,10 @@ class Recorder(TorchDispatchMode):
                 followed=False,
             )
         )
+
+    def lost(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Softmaxes that look like attention but met no values: where, and their shape."""
+        return [(self._softmaxes[key], tuple(weights.shape)) for key, weights in self._follower.waiting.items()]
 
     @contextmanager
     def watching(self) -> Iterator[None]:

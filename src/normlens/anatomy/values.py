@@ -21,6 +21,12 @@ def find_values(graph: Graph) -> tuple[Place, ValueMap | None]:
     if not chain:
         raise graph.stopped("the values must come from a linear map", "none was met")
     first = chain[-1]
+    taken = graph.trace.tensors[first.taken]
+    if taken.numel() // taken.shape[-1] != graph.event.alpha.shape[0] * graph.event.alpha.shape[-1]:
+        raise graph.stopped(
+            "the values of all keys must come from one linear map",
+            f"the map takes {taken.numel() // taken.shape[-1]} vectors where there are {graph.event.alpha.shape[-1]} keys",
+        )
     columns = _columns(graph, first) if len(chain) == 1 else None
     return first.input, None if columns is None else ValueMap(first.map, columns)
 

@@ -17,8 +17,11 @@ import torch
 from torch import nn
 
 from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.examine import backbone, few_tokens, run_arguments
+from normlens.anatomy.interface import evaluating
+from normlens.anatomy.trace import Recorder
 from normlens.decompose.block import Block, BlockTensors
-from normlens.errors import DecompositionError, NormlensError
+from normlens.errors import AnatomyError, DecompositionError, NormlensError
 from normlens.families.tiny import families, tiny_inputs, tiny_model
 from normlens.lens import Lens
 from normlens.observe import SiteResult
@@ -67,8 +70,6 @@ def survey(family: str) -> Report:
 
 
 def _plain_run(model: nn.Module, padded: bool) -> None:
-    from normlens.anatomy.examine import backbone, run_arguments
-
     body = backbone(model)
     body(**run_arguments(body, tiny_inputs(model, padded=padded)))
 
@@ -76,6 +77,7 @@ def _plain_run(model: nn.Module, padded: bool) -> None:
 def examine_model(family: str, mapping: str, model: nn.Module) -> Report:
     """The five checks; a failed one raises."""
     lens = Lens(model)
+    check_all_captured(lens)
     errors: list[float] = []
     for padded in (False, True):
         settings = Settings.of(lens.anatomy)
@@ -99,6 +101,19 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> Report:
         kv_heads=_several(site.kv_heads for site in anatomy.sites),
         notes=_notes(anatomy),
     )
+
+
+def check_all_captured(lens: Lens) -> None:
+    """As many sites as there are products of attention weights and values under the model's own eager attention."""
+    body = backbone(lens.model)
+    recorder = Recorder(body)
+    with evaluating(body), recorder.watching():
+        body(**run_arguments(body, few_tokens(body)))
+    if recorder.trace.products != len(lens.anatomy.sites):
+        raise AnatomyError(
+            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights and "
+            f"values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
+        )
 
 
 def check_heads(family: str, site: Site, block: Block, result: SiteResult) -> None:

@@ -235,6 +235,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3},
     "nemotron_h": {"num_hidden_layers": 4, "n_groups": 2, "mamba_num_heads": 8},
     "mamba2": {"head_dim": 16, "n_groups": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 2,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "ngram_vocab_size_base": 100,
+    },
     # Both kinds of mask in two layers.
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "gemma3n_text": {"num_hidden_layers": 3, "num_kv_shared_layers": 1, "layer_types": [*_WINDOWED, "sliding_attention"]},
@@ -253,3 +261,5 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
     "nemo_speechlm": {"head_config": {"audio_hidden_size": 32}},
 }
+
+OVERRIDES["qwen4_exp"] = {"text_config": OVERRIDES["qwen4_exp_text"]}
