@@ -182,8 +182,8 @@ def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dt
     def read(place: Place) -> Tensor:
         """The tensor of a place as (batch, position, width)."""
         tensor = cast(tensors[place])
-        if place.sequence_first and tensor.ndim == 3:
-            return tensor.transpose(0, 1)
+        if place.sequence_first:
+            return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)
         return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])
 
     matrix, bias = cast(site.projection.matrix()), site.projection.bias()

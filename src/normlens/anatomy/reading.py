@@ -9,6 +9,8 @@ that made them (`values`). Whatever is read here is only believed after the reco
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from normlens.anatomy.declarations import Declaration
 from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.graph import Graph
@@ -57,6 +59,9 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
     joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     x, value_map = find_values(graph)
+    projected, total = projection.linear.output, graph.visible(joined.total, "the residual sum")
+    if total.sequence_first:  # then so are the rows of products in the middle of the code, where no axis shows it
+        projected, x = (replace(p, sequence_first=True) if p.operation is not None else p for p in (projected, x))
     return Site(
         kind=kind,
         layer=layer,
@@ -68,12 +73,12 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         inner=projection.steps,
         projection=projection.linear.map,
         rows=projection.rows,
-        projected=projection.linear.output,
+        projected=projected,
         branch=joined.steps,
         residual=None if joined.residual is None else graph.visible(joined.residual, "the residual input"),
         residual_steps=joined.residual_steps,
         others=tuple(graph.visible(other, "a branch beside attention") for other in joined.others),
-        total=graph.visible(joined.total, "the residual sum"),
+        total=total,
         norm=None if norm is None else norm[1],
         normalized=None if norm is None else graph.visible(norm[0].outputs[0][1], "the normalized sum"),
         x=x,

@@ -237,7 +237,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"head_dim": 16, "n_groups": 2},
     "qwen4_exp_text": {
         "indexer_n_heads": 4,
-        "indexer_kv_heads": 2,
+        "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
         "indexer_budget": 4,
         "indexer_compress_ratio": 2,
@@ -251,6 +251,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "text_config": {"layer_types": _WINDOWED, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
     "neomme": {"head_dim": 16, "layer_types": _WINDOWED},
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
     # Numbers that must agree with each other.
     "esmc": {"num_key_value_heads": 4},
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 1},
