@@ -58,6 +58,9 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
                 found = _residual(graph, other.number, upstream, width)
                 if found is not None:
                     return Joined(steps, others, *found, operation.outputs[0])
+                if given in trace.ancestors(other.number):
+                    met.append("a branch that itself comes from the attention output")
+                    continue
                 ways.append((operation.outputs[0], steps, (*others, other.number)))
             else:
                 met.append(operation.name.removeprefix("aten::"))
@@ -114,6 +117,7 @@ def _alike(graph: Graph, one: int, other: int) -> bool:
 def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
     """The normalization that all readers of the sum stand behind, if it belongs to the same block."""
     trace = graph.trace
+    summed = trace.operations[trace.producer[total]].scope
     while len(trace.consumers[total]) == 1 and not trace.taken_by[total]:
         operation = trace.operations[trace.consumers[total][0]]
         if operation.name not in SAME:
@@ -122,13 +126,13 @@ def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
     for call, norm in norm_taking(graph, total, (width,)):
         # In a pre-norm block the sum itself lives on: somebody else than the normalization takes it too.
         elsewhere = [i for i in trace.consumers[total] if not call.start <= i < call.end]
-        if not elsewhere and set(call.parents) & set(graph.event.parents[1:]) and _same_block(graph, call):
+        if not elsewhere and _same_block(graph, call, summed):
             return call, norm
-    _refuse_hidden_norm(graph, total)
+    _refuse_hidden_norm(graph, total, summed)
     return None
 
 
-def _refuse_hidden_norm(graph: Graph, total: int) -> None:
+def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
     """A normalization that could not be read must not pass for none: something small that alone takes the sum."""
     trace = graph.trace
     scopes = {trace.operations[i].scope for i in trace.consumers[total]}
@@ -138,12 +142,12 @@ def _refuse_hidden_norm(graph: Graph, total: int) -> None:
     names = {operation.name for operation in trace.operations[call.start : call.end]}
     alone = all(_NORMALIZES & {trace.operations[i].name} for i in trace.consumers[total])
     small = bool(_NORMALIZES & names) and not _MAPS & names and call.start >= graph.event.end
-    if (small or alone) and _same_block(graph, call):
+    if (small or alone) and _same_block(graph, call, summed):
         raise graph.stopped("a normalization after the residual sum must be readable", f"{call.path} is not")
 
 
-def _same_block(graph: Graph, call: Call) -> bool:
-    """Whether a call stands inside the layer that holds this attention, not behind the whole stack."""
+def _same_block(graph: Graph, call: Call, summed: int) -> bool:
+    """Whether a call stands in the code that made the sum or in the same layer of a list, not behind the whole stack."""
     parents = graph.event.parents
     layers = [index for index in parents if graph.trace.calls[index].path.rpartition(".")[2].isdigit()]
-    return not layers or layers[0] in call.parents
+    return summed in (*call.parents, call.index) or (bool(layers) and layers[0] in call.parents)

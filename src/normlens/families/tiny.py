@@ -21,9 +21,9 @@ from normlens.errors import ModelError
 
 #: The mappings whose types are the text families, with the class that each type is built as.
 MAPPINGS = {
+    "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "masked-lm": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 }
 
 VOCABULARY = 96
@@ -40,7 +40,8 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(
         "hidden_size d_model n_embd dim emb_dim width embed_dim true_hidden_size lru_width attention_hidden_size "
         "backbone_hidden_size pooler_hidden_size word_embed_proj_dim embedding_size entity_emb_size d_latents "
-        "input_embedding_size output_embedding_size prediction_head_size hidden_dim_model".split(),
+        "input_embedding_size output_embedding_size prediction_head_size mm_embed_dim output_proj_dims mm_posemb_size "
+        "downsample_hidden_size output_dim".split(),
         32,
     ),
     **dict.fromkeys(
@@ -245,13 +246,19 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     # Both kinds of mask in two layers.
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "gemma3n_text": {"num_hidden_layers": 3, "num_kv_shared_layers": 1, "layer_types": [*_WINDOWED, "sliding_attention"]},
+    "gemma3n_text": {"num_hidden_layers": 3, "intermediate_size": 24, "num_kv_shared_layers": 1, "layer_types": [*_WINDOWED, "sliding_attention"]},
     "gemma4_unified_assistant": {"text_config": {"layer_types": _WINDOWED}},
     "gemma4_assistant": {
         "text_config": {"layer_types": _WINDOWED, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
     "neomme": {"head_dim": 16, "layer_types": _WINDOWED},
     "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
+    # Parts that the text never meets, made small.
+    "vibevoice_asr": {
+        "acoustic_tokenizer_encoder_config": {"num_filters": 2, "depths": [1] * 7, "hidden_size": 8},
+        "semantic_tokenizer_encoder_config": {"num_filters": 2, "depths": [1] * 7, "hidden_size": 8},
+    },
+    "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     # Numbers that must agree with each other.
     "esmc": {"num_key_value_heads": 4},
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 1},
