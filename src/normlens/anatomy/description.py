@@ -83,6 +83,10 @@ class LinearMap:
             return None if bias is None else bias.detach()
         return self._asked()[1]
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The tensors that decide what the map does."""
+        return tuple(self.module.parameters())
+
     def _asked(self) -> tuple[Tensor, Tensor]:
         # A wrapped projection keeps its weights in its own way; what it does to the unit vectors is its matrix.
         weight = next(self.module.parameters())
@@ -101,6 +105,7 @@ _RESHAPES = {"view": "reshape", "_unsafe_view": "reshape", "_reshape_alias": "re
 class ParameterMap:
     """An affine map that no module of its own does: a product with a parameter in the middle of a model's code."""
 
+    module: nn.Module  # in whose code the product stands
     weight: Tensor
     shift: Tensor | None
     steps: tuple[tuple[str, tuple[object, ...]], ...]  # the operations that lay the weight out as (input, output)
@@ -122,6 +127,10 @@ class ParameterMap:
     def bias(self) -> Float[Tensor, " output"] | None:
         """`b`, or None where the map has none."""
         return None if self.shift is None else self.shift.detach()
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The tensors that decide what the map does."""
+        return (self.weight,) if self.shift is None else (self.weight, self.shift)
 
 
 AffineMap = LinearMap | ParameterMap
@@ -197,6 +206,7 @@ class Site:
     heads: int
     kv_heads: int
     value_width: int
+    textbook: bool  # the attention is the plain one, which may be computed block by block
     inner: tuple[InnerStep, ...]  # between attention and the output projection
     projection: AffineMap
     rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets

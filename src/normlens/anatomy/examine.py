@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
-from normlens.anatomy.interface import Attention, evaluating, listening
+from normlens.anatomy.interface import AttentionCall, answering, evaluating
 from normlens.anatomy.reading import read_anatomy
+from normlens.anatomy.textbook import is_textbook
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
 
@@ -48,10 +50,15 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
     """The record of one forward pass over `inputs`."""
     recorder = Recorder(model)
 
-    def note(attention: Attention) -> None:
-        recorder.attention(attention.module, attention.value, attention.alpha, attention.output)
+    def note(call: AttentionCall) -> Tensor:
+        recorder.before_attention()
+        output, alpha = call.eager()
+        with _disable_current_modes():  # what is tried out here is no part of the model
+            textbook = is_textbook(call, output, alpha)
+        recorder.attention(call.module, call.value, alpha, output, textbook)
+        return output
 
-    with evaluating(model), listening(model, note, recorder.before_attention), recorder.watching():
+    with evaluating(model), answering(model, note), recorder.watching():
         model(**run_arguments(model, inputs if inputs is not None else few_tokens(model)))
     recorder.trace.lost = recorder.lost()
     return recorder.trace

@@ -107,7 +107,7 @@ class Graph:
         return Linear(
             value,
             given,
-            ParameterMap(found[0], None if shift is None else shift[0], found[1], scope.path),
+            ParameterMap(scope.module, found[0], None if shift is None else shift[0], found[1], scope.path),
             operation.index,
             operation.index + 1,
             self._place(Place(scope.module, scope.path, "input", (position,), scope.occurrence, key), value),

@@ -1,14 +1,14 @@
 """Stand in for a model's attention, through transformers' own attention interface.
 
-While `listening` is active every attention of the model runs the model's *own* eager function (so masks, scaling,
-soft-cap, sinks and biases are whatever that family does) and is then reported, with its weights, to one listener.
+While `answering` is active every attention of the model is given to one handler, which may run the model's *own* eager
+function (so masks, scaling, soft-cap, sinks and biases are whatever that family does) and look at the weights.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,17 +28,27 @@ IMPLEMENTATION = "normlens"
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention as it ran: what it was given and what it made of it."""
+class AttentionCall:
+    """One attention as the model asked for it."""
 
     module: nn.Module
+    query: Float[Tensor, "batch head query width"]
+    key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
-    alpha: Float[Tensor, "batch head query key"]
-    output: Float[Tensor, "batch query head value_width"]
+    mask: Tensor | None
+    options: Mapping[str, Any]
+
+    def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
+        """Output and weights by the family's own eager function: masks, caps, sinks and biases are what it makes them."""
+        mask, indices = self.mask, self.options.get("indices")
+        if indices is not None:
+            mask = _only(indices, mask, self.query, self.key)
+        return own_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
 
-Listener = Callable[[Attention], None]
-_listener: ContextVar[tuple[Listener, Callable[[nn.Module], None]] | None] = ContextVar("normlens_listener", default=None)
+#: Answers a call with the attention output (batch query head value_width).
+Handler = Callable[[AttentionCall], Tensor]
+_handler: ContextVar[Handler | None] = ContextVar("normlens_handler", default=None)
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -59,15 +69,9 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 def _probe(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    listener, before = _listener.get() or (None, None)
-    if before is not None:
-        before(module)
-    if kwargs.get("indices") is not None:
-        attention_mask = _only(kwargs["indices"], attention_mask, query, key)
-    output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
-    if listener is not None:
-        listener(Attention(module, value, alpha, output))
-    return output, None
+    call = AttentionCall(module, query, key, value, attention_mask, kwargs)
+    handler = _handler.get()
+    return (call.eager()[0] if handler is None else handler(call)), None
 
 
 def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
@@ -110,8 +114,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def listening(model: nn.Module, listener: Listener, before: Callable[[nn.Module], None] = lambda module: None) -> Iterator[None]:
-    """Report every attention that the model runs inside the block; its implementation is put back afterwards.
+def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
+    """Give every attention that the model runs inside the block to a handler; all is put back afterwards.
 
     Attention that goes another way (a family's own code, plain PyTorch) is at least not fused inside the block, so that
     `normlens.anatomy.follow` can see its softmax.
@@ -119,8 +123,8 @@ def listening(model: nn.Module, listener: Listener, before: Callable[[nn.Module]
     _register()
     tops = _outermost_pretrained(model)
     submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
-    settings = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
-    token = _listener.set((listener, before))
+    before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
+    token = _handler.set(handler)
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -130,7 +134,7 @@ def listening(model: nn.Module, listener: Listener, before: Callable[[nn.Module]
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        _listener.reset(token)
-        for config, implementation in settings.values():
+        _handler.reset(token)
+        for config, implementation in before.values():
             # The attribute behind the property: the property itself would overwrite the sub-configurations too.
             config._attn_implementation_internal = implementation

@@ -70,6 +70,7 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         heads=event.alpha.shape[1],
         kv_heads=event.values.shape[1],
         value_width=event.values.shape[-1],
+        textbook=event.textbook,
         inner=projection.steps,
         projection=projection.linear.map,
         rows=projection.rows,

@@ -73,6 +73,7 @@ class AttentionEvent:
     begin: int  # number of operations before this attention
     end: int  # number of operations up to and with this attention
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
+    textbook: bool  # whether `normlens.decompose.attend` computes the same
     followed: bool  # met by following the data, not through the attention interface
 
 
@@ -210,6 +211,7 @@ class Recorder(TorchDispatchMode):
                 index,
                 index + 1,
                 tuple(self._open),
+                textbook=False,
                 followed=True,
             )
         )
@@ -240,12 +242,12 @@ class Recorder(TorchDispatchMode):
         for _, value in call.outputs:
             self.trace.given_by[value].append(call.index)
 
-    def before_attention(self, module: nn.Module) -> None:
+    def before_attention(self) -> None:
         """An attention through the interface begins: what it does inside is its own affair."""
         self._begin = len(self.trace.operations)
         self._inside.clear()
 
-    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor) -> None:
+    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor, textbook: bool) -> None:
         """Note one attention that has just run through the interface."""
         assert self._begin is not None, "every attention begins before it ends"
         begin, self._begin = self._begin, None
@@ -265,6 +267,7 @@ class Recorder(TorchDispatchMode):
                 begin,
                 len(self.trace.operations),
                 tuple(self._open),
+                textbook=textbook,
                 followed=False,
             )
         )

@@ -7,8 +7,8 @@ boundary pays nothing. Operations are counted as in the trace: the `nth` of a na
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,9 +69,14 @@ class Watcher(TorchDispatchMode):
             hooks.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
             hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
 
-    def pause(self, paused: bool) -> None:
-        """An attention through the interface reports itself: its own softmax is not to be followed."""
-        self._paused = paused
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not the model's own: neither followed nor counted."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if self._frames:
@@ -90,6 +95,8 @@ class Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if self._paused:
+            return result
         name = func.overloadpacket._qualified_op_name
         frame = self._frames[-1]
         if frame.wanted:
@@ -97,11 +104,10 @@ class Watcher(TorchDispatchMode):
             frame.counts[frame.segment, name] += 1
             for place in frame.wanted.get(key, ()):
                 self._read(place, args, result)
-        if not self._paused:
-            for outer in self._frames:
-                product = outer.follower.see(name, args, result) if outer.follower is not None else None
-                if product is not None and outer is self._innermost():
-                    self._attended(outer.module, product)
+        for outer in self._frames:
+            product = outer.follower.see(name, args, result) if outer.follower is not None else None
+            if product is not None and outer is self._innermost():
+                self._attended(outer.module, product)
         return result
 
     def _innermost(self) -> _Frame | None:

@@ -10,60 +10,62 @@ from `n^2 H^2` to `n^2 d^2`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from normlens.decompose.heads import Projection
+from normlens.decompose.pairs import Needs, Pairs, PlaceName
 from normlens.decompose.steps import Normalizing, Scaling, Step
 
 
 @dataclass(frozen=True)
-class Inner:
-    """The factors of all steps, sorted by what they depend on."""
+class Factors:
+    """What multiplies the heads' outputs in one run, sorted by what it depends on; factors of `W_O` are not among them."""
 
-    by_query_and_head: Float[Tensor, "batch query head 1"] | None
-    by_coordinate: Float[Tensor, "head width"] | None
+    by_query_and_head: Float[Tensor, "batch query head 1"]
     gate: Float[Tensor, "batch query head width"] | None
 
-    @classmethod
-    def of(cls, heads: Float[Tensor, "batch query head width"], steps: Sequence[Step | Tensor]) -> Inner:
-        """Sort the factors of the steps that were applied, one after the other, to the heads' outputs."""
-        batch, queries, count, width = heads.shape
-        per_head = heads.new_ones(batch, queries, count, 1)
-        fixed = heads.new_ones(count, width)
-        gate: Tensor | None = None
-        for step in steps:
-            current = heads * per_head * fixed * (1.0 if gate is None else gate)
-            if isinstance(step, Scaling):
-                fixed = fixed * step.factor
-            elif isinstance(step, Normalizing):
-                over_all = step.gamma is not None and step.gamma.numel() == count * width and count > 1
-                y = current.flatten(2) if over_all else current
-                if step.centred:
-                    raise ValueError("a normalization that takes off the mean mixes coordinates")
-                per_head = per_head * (step.inverse_scale(y).unsqueeze(-1) if over_all else step.inverse_scale(y))
-                if step.gamma is not None:
-                    fixed = fixed * step.gamma.reshape(-1, width)
+
+def fixed_factor(steps: Sequence[Step | None], heads: int, width: int, like: Tensor) -> Float[Tensor, "head width"]:
+    """The factors that are the same for every input: they belong to the rows of `W_O`. None stands for a gate."""
+    fixed = like.new_ones(heads, width)
+    for step in steps:
+        if isinstance(step, Scaling):
+            factor = step.factor
+            fixed = fixed * (factor if isinstance(factor, float) else factor.reshape(-1, width))
+        elif isinstance(step, Normalizing) and step.gamma is not None:
+            fixed = fixed * step.gamma.reshape(-1, width)
+    return fixed
+
+
+def factors(heads: Float[Tensor, "batch query head width"], steps: Sequence[Step | Tensor]) -> Factors:
+    """The factors of the steps that were applied, one after the other, to the heads' outputs; a tensor is a gate."""
+    batch, queries, count, width = heads.shape
+    per_head = heads.new_ones(batch, queries, count, 1)
+    gate: Tensor | None = None
+    current = heads
+    for step in steps:
+        if isinstance(step, Tensor):
+            factor = _by_head(step, batch, queries, count, width)
+            if factor.shape[-1] == 1:
+                per_head = per_head * factor
             else:
-                factor = _by_head(step, batch, queries, count, width)
-                if factor.shape[-1] == 1:
-                    per_head = per_head * factor
-                else:
-                    gate = factor if gate is None else gate * factor
-        if not steps:
-            return cls(None, None, None)
-        return cls(per_head, fixed, gate)
-
-    def weights(self, alpha: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query key"]:
-        """The attention weights with the factors that belong to them."""
-        return alpha if self.by_query_and_head is None else alpha * self.by_query_and_head.transpose(1, 2)
-
-    def projection(self, weight: Float[Tensor, "head width model"]) -> Float[Tensor, "head width model"]:
-        """The output projection with the factors that belong to it."""
-        return weight if self.by_coordinate is None else weight * self.by_coordinate.unsqueeze(-1)
+                gate = factor if gate is None else gate * factor
+            current = current * factor
+        elif isinstance(step, Normalizing):
+            if step.centred or step.beta is not None:
+                raise ValueError("in front of the output projection only a normalization without mean and bias is linear")
+            over_all = step.gamma is not None and step.gamma.numel() == count * width and count > 1
+            inverse = step.inverse_scale(current.flatten(2)).unsqueeze(-1) if over_all else step.inverse_scale(current)
+            per_head = per_head * inverse
+            current = current * inverse * fixed_factor([step], count, width, heads)
+        else:
+            current = current * fixed_factor([step], count, width, heads)
+    return Factors(per_head, gate)
 
 
 def _by_head(factor: Tensor, batch: int, queries: int, heads: int, width: int) -> Float[Tensor, "batch query head any"]:
@@ -102,3 +104,28 @@ def gated_head_norms(
         gated = values * gate[:, query].unsqueeze(2)  # batch head key width
         rows.append(torch.einsum("bhkc,hcd->bhkd", gated, weight).norm(dim=-1) * alpha[:, :, query].abs())
     return torch.stack(rows, dim=2)
+
+
+def gated_pairs(
+    alpha: Float[Tensor, "batch head query key"],
+    values: Float[Tensor, "batch head key width"],
+    projections: Mapping[PlaceName, Projection],
+    gate: Float[Tensor, "batch query head width"],
+    needs: Needs,
+    samples: Int[Tensor, "pair 3"],
+) -> Pairs:
+    """What is kept of the pairs of one site with a gate."""
+    batch, query, key = samples.to(alpha.device).unbind(-1)
+    mean = alpha.mean(1)
+    return Pairs(
+        mixed=(alpha @ values).transpose(1, 2) * gate,
+        alpha=alpha if needs.alpha else None,
+        weights=mean if needs.weights else None,
+        total_weight=mean.abs().sum(-1) if needs.totals else None,
+        diagonal=alpha.diagonal(dim1=-2, dim2=-1) if needs.diagonal and alpha.shape[2] == alpha.shape[3] else None,
+        lengths=None,
+        norms={place: gated_norms(alpha, values, projections[place].weight, gate) for place in needs.places},
+        samples=samples,
+        sampled_alpha=alpha[batch, :, query, key],
+        gated=gated_head_norms(alpha, values, projections["attn"].weight, gate) if needs.alpha and needs.lengths else None,
+    )

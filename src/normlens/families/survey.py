@@ -21,6 +21,7 @@ from normlens.anatomy.examine import backbone, few_tokens, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import Recorder
 from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.heads import Projection
 from normlens.errors import AnatomyError, DecompositionError, NormlensError
 from normlens.families.tiny import families, tiny_inputs, tiny_model
 from normlens.lens import Lens
@@ -119,7 +120,7 @@ def check_all_captured(lens: Lens) -> None:
 def check_heads(family: str, site: Site, block: Block, result: SiteResult) -> None:
     """With the heads of the values turned by one, the sum must not come out right."""
     t = block.tensors
-    if t.alpha.shape[1] < 2:
+    if t.heads < 2:
         return  # one head has no order
     wrong = Block(with_turned_heads(t))
     subject = Subject(family, f"{site.kind} layer {site.layer}", site.path, torch.float32)
@@ -135,7 +136,8 @@ def check_heads(family: str, site: Site, block: Block, result: SiteResult) -> No
 
 def with_turned_heads(tensors: BlockTensors) -> BlockTensors:
     """The same site with its output projection's heads in a wrong order."""
-    return replace(tensors, weight=tensors.weight.roll(1, dims=0))
+    turned = {place: Projection(projection.weight.roll(1, dims=0)) for place, projection in tensors.projections.items()}
+    return replace(tensors, projections=turned)
 
 
 def _notes(anatomy: Anatomy) -> str:
