@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.description import Anatomy, Gate, Norm, Scale, Site
 from normlens.anatomy.examine import backbone, few_tokens, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import Recorder
@@ -100,7 +99,7 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> Report:
         norm=_several(site.placement for site in anatomy.sites),
         heads=_several(site.heads for site in anatomy.sites),
         kv_heads=_several(site.kv_heads for site in anatomy.sites),
-        notes=_notes(anatomy),
+        notes=_notes(anatomy, model),
     )
 
 
@@ -140,8 +139,21 @@ def with_turned_heads(tensors: BlockTensors) -> BlockTensors:
     return replace(tensors, projections=turned)
 
 
-def _notes(anatomy: Anatomy) -> str:
-    return ""
+def _notes(anatomy: Anatomy, model: nn.Module) -> str:
+    sites = anatomy.sites
+    inner = [step for site in sites for step in site.inner]
+    found = {
+        "gate": any(site.gated for site in sites),
+        "scaled by query and head": any(isinstance(step, Gate) and not step.by_coordinate for step in inner),
+        "norm before the projection": any(isinstance(step, Norm) for step in inner),
+        "constant on the branch": any(isinstance(step, Scale) for site in sites for step in site.branch),
+        "constant on the residual": any(site.residual_steps for site in sites),
+        "parallel branch": any(site.others for site in sites),
+        "no residual": any(site.residual is None for site in sites),
+        "own code": any(site.followed for site in sites),
+        "text only": any(name in vars(model.config) for name in ("vision_config", "audio_config")),
+    }
+    return ", ".join(name for name, holds in found.items() if holds)
 
 
 def _several(items: Any) -> str:
@@ -155,8 +167,3 @@ def _sentence(error: Exception) -> str:
 
 def _refused(family: str, mapping: str, reason: str) -> Report:
     return Report(family, mapping, "refused", reason, None, None, {}, "", "", "", "")
-
-
-def survey_all(names: Sequence[str] | None = None) -> list[Report]:
-    """Every family, or the named ones."""
-    return [survey(family) for family in (names or families())]
