@@ -63,7 +63,6 @@ class _Pending:
             always.append(site.residual)
         return always if site.normalized is None else [*always, site.normalized]
 
-
     def gates(self) -> list[Place]:
         return [step.place for step in self.site.inner if isinstance(step, Gate)]
 

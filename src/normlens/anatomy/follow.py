@@ -20,13 +20,37 @@ _PRODUCT = {"aten::bmm", "aten::mm", "aten::matmul"}
 #: What may stand between the softmax and the product: other layouts of the same weights, and their masking.
 _PASSES = {
     f"aten::{name}"
-    for name in (
-        "view _unsafe_view reshape transpose permute clone contiguous _to_copy alias detach expand squeeze unsqueeze "
-        "slice select _reshape_alias to unflatten flatten "
-        "mul mul_ div masked_fill masked_fill_ where nan_to_num dropout"
-    ).split()
+    for name in [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "transpose",
+        "permute",
+        "clone",
+        "contiguous",
+        "_to_copy",
+        "alias",
+        "detach",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "slice",
+        "select",
+        "_reshape_alias",
+        "to",
+        "unflatten",
+        "flatten",
+        "mul",
+        "mul_",
+        "div",
+        "masked_fill",
+        "masked_fill_",
+        "where",
+        "nan_to_num",
+        "dropout",
+    ]
 }
-_MASKS = {f"aten::{name}" for name in "mul mul_ div masked_fill masked_fill_ where nan_to_num".split()}
+_MASKS = {f"aten::{name}" for name in ["mul", "mul_", "div", "masked_fill", "masked_fill_", "where", "nan_to_num"]}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,30 @@ from normlens.errors import AnatomyError
 #: Operations that hand a tensor on with the same numbers in another shape, layout or dtype.
 SAME = {
     f"aten::{name}"
-    for name in (
-        "view _unsafe_view reshape transpose permute clone contiguous _to_copy alias detach expand squeeze unsqueeze "
-        "t slice select _reshape_alias lift_fresh to unflatten flatten dropout"
-    ).split()
+    for name in [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "transpose",
+        "permute",
+        "clone",
+        "contiguous",
+        "_to_copy",
+        "alias",
+        "detach",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "t",
+        "slice",
+        "select",
+        "_reshape_alias",
+        "lift_fresh",
+        "to",
+        "unflatten",
+        "flatten",
+        "dropout",
+    ]
 }
 ADD = {"aten::add", "aten::add_"}
 MULTIPLY = {"aten::mul", "aten::mul_"}
@@ -83,7 +103,9 @@ class Graph:
             call.start,
             call.end,
             self._place(Place(call.module, call.path, "input", call.inputs[0][0], call.occurrence), call.inputs[0][1]),
-            self._place(Place(call.module, call.path, "output", call.outputs[0][0], call.occurrence), call.outputs[0][1]),
+            self._place(
+                Place(call.module, call.path, "output", call.outputs[0][0], call.occurrence), call.outputs[0][1]
+            ),
         )
 
     def linear_operation(self, operation: Operation, value: int) -> Linear | None:

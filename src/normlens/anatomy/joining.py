@@ -12,9 +12,11 @@ from normlens.anatomy.graph import ADD, DIVIDE, MULTIPLY, SAME, Graph
 from normlens.anatomy.norms import norm_taking
 from normlens.anatomy.trace import Call, Operation, Value
 
-
-_NORMALIZES = {f"aten::{name}" for name in "native_layer_norm rsqrt sqrt var var_mean native_group_norm _fused_rms_norm".split()}
-_MAPS = {f"aten::{name}" for name in "mm addmm bmm convolution embedding".split()}
+_NORMALIZES = {
+    f"aten::{name}"
+    for name in ["native_layer_norm", "rsqrt", "sqrt", "var", "var_mean", "native_group_norm", "_fused_rms_norm"]
+}
+_MAPS = {f"aten::{name}" for name in ["mm", "addmm", "bmm", "convolution", "embedding"]}
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
 
 def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
     """Whether a softmax of three axes is over positions (attention with heads in the batch) and not over experts."""
-    lengths = {value.shape[1] for _, value in ((p, trace.tensors[v]) for p, v in trace.calls[0].inputs) if value.ndim >= 2}
+    lengths = {
+        value.shape[1] for _, value in ((p, trace.tensors[v]) for p, v in trace.calls[0].inputs) if value.ndim >= 2
+    }
     return shape[-1] in lengths and shape[-2] in lengths
 
 

@@ -46,7 +46,9 @@ class Watcher(TorchDispatchMode):
         attended: Callable[[nn.Module, Product], None],
     ) -> None:
         super().__init__()
-        self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[Place]]] = defaultdict(lambda: defaultdict(list))
+        self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[Place]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for place in places:
             if place.operation is not None:
                 self._wanted[place.module, place.occurrence][place.operation].append(place)

@@ -17,7 +17,9 @@ def families(
     names: Annotated[list[str] | None, typer.Argument(help="Model types to check; without any, all of them.")] = None,
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/families.md.")] = False,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; as many as cores by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes; as many as cores by default.")
+    ] = None,
 ) -> None:
     """Check every text model family of the installed transformers on a tiny random-weight model."""
     from normlens.families.table import as_markdown, counts, sites_text, survey_all

@@ -58,7 +58,9 @@ def factors(heads: Float[Tensor, "batch query head width"], steps: Sequence[Step
             current = current * factor
         elif isinstance(step, Normalizing):
             if step.centred or step.beta is not None:
-                raise ValueError("in front of the output projection only a normalization without mean and bias is linear")
+                raise ValueError(
+                    "in front of the output projection only a normalization without mean and bias is linear"
+                )
             over_all = step.gamma is not None and step.gamma.numel() == count * width and count > 1
             inverse = step.inverse_scale(current.flatten(2)).unsqueeze(-1) if over_all else step.inverse_scale(current)
             per_head = per_head * inverse
@@ -127,5 +129,7 @@ def gated_pairs(
         norms={place: gated_norms(alpha, values, projections[place].weight, gate) for place in needs.places},
         samples=samples,
         sampled_alpha=alpha[batch, :, query, key],
-        gated=gated_head_norms(alpha, values, projections["attn"].weight, gate) if needs.alpha and needs.lengths else None,
+        gated=gated_head_norms(alpha, values, projections["attn"].weight, gate)
+        if needs.alpha and needs.lengths
+        else None,
     )

@@ -74,10 +74,13 @@ def as_markdown(reports: Sequence[Report]) -> str:
     exact = [report for report in reports if report.status == "exact"]
     refused = [report for report in reports if report.status != "exact"]
     lines = [_HEADER.format(version=transformers.__version__, exact=len(exact), total=len(reports))]
-    lines += ["## Exact", "", "| family | sites | norm | heads | key-value heads | notes |", "|---|---|---|---|---|---|"]
     lines += [
-        f"| `{r.family}` | {sites_text(r)} | {r.norm} | {r.heads} | {r.kv_heads} | {r.notes} |" for r in exact
+        "## Exact",
+        "",
+        "| family | sites | norm | heads | key-value heads | notes |",
+        "|---|---|---|---|---|---|",
     ]
+    lines += [f"| `{r.family}` | {sites_text(r)} | {r.norm} | {r.heads} | {r.kv_heads} | {r.notes} |" for r in exact]
     lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
     lines += [f"| `{r.family}` | {_cell(r.reason)} |" for r in refused]
     return "\n".join(lines) + "\n"

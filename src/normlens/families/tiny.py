@@ -32,71 +32,219 @@ VOCABULARY = 96
 #: mix-up of either shows.
 _SIZES: dict[str, int] = {
     **dict.fromkeys(
-        "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_decoder_layers "
-        "num_encoder_layers depth num_layers_per_stack speech_encoder_layers t2u_encoder_layers t2u_decoder_layers "
-        "num_hidden_layers_decoder num_global_layers text_encoder_layers vision_layers".split(),
+        [
+            "num_hidden_layers",
+            "num_layers",
+            "n_layer",
+            "n_layers",
+            "encoder_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+            "num_encoder_layers",
+            "depth",
+            "num_layers_per_stack",
+            "speech_encoder_layers",
+            "t2u_encoder_layers",
+            "t2u_decoder_layers",
+            "num_hidden_layers_decoder",
+            "num_global_layers",
+            "text_encoder_layers",
+            "vision_layers",
+        ],
         2,
     ),
     **dict.fromkeys(
-        "hidden_size d_model n_embd dim emb_dim width embed_dim true_hidden_size lru_width attention_hidden_size "
-        "backbone_hidden_size pooler_hidden_size word_embed_proj_dim embedding_size entity_emb_size d_latents "
-        "input_embedding_size output_embedding_size prediction_head_size mm_embed_dim output_proj_dims mm_posemb_size "
-        "downsample_hidden_size output_dim".split(),
+        [
+            "hidden_size",
+            "d_model",
+            "n_embd",
+            "dim",
+            "emb_dim",
+            "width",
+            "embed_dim",
+            "true_hidden_size",
+            "lru_width",
+            "attention_hidden_size",
+            "backbone_hidden_size",
+            "pooler_hidden_size",
+            "word_embed_proj_dim",
+            "embedding_size",
+            "entity_emb_size",
+            "d_latents",
+            "input_embedding_size",
+            "output_embedding_size",
+            "prediction_head_size",
+            "mm_embed_dim",
+            "output_proj_dims",
+            "mm_posemb_size",
+            "downsample_hidden_size",
+            "output_dim",
+        ],
         32,
     ),
     **dict.fromkeys(
-        "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff d_inner n_inner ffn_hidden_size dim_ff dff "
-        "hidden_dim moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size feed_forward_size "
-        "intermediate_size_mlp dense_intermediate_size expert_ffn_hidden_size speech_encoder_intermediate_size "
-        "t2u_encoder_ffn_dim t2u_decoder_ffn_dim moe_shared_expert_intermediate_size mlp_dim prompt_mid_dim".split(),
+        [
+            "intermediate_size",
+            "ffn_dim",
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "d_ff",
+            "d_inner",
+            "n_inner",
+            "ffn_hidden_size",
+            "dim_ff",
+            "dff",
+            "hidden_dim",
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "shared_intermediate_size",
+            "feed_forward_size",
+            "intermediate_size_mlp",
+            "dense_intermediate_size",
+            "expert_ffn_hidden_size",
+            "speech_encoder_intermediate_size",
+            "t2u_encoder_ffn_dim",
+            "t2u_decoder_ffn_dim",
+            "moe_shared_expert_intermediate_size",
+            "mlp_dim",
+            "prompt_mid_dim",
+        ],
         24,
     ),
     **dict.fromkeys(
-        "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
-        "num_encoder_attention_heads num_decoder_attention_heads speech_encoder_attention_heads index_n_heads "
-        "t2u_encoder_attention_heads t2u_decoder_attention_heads swa_num_attention_heads".split(),
+        [
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+            "attention_heads",
+            "num_encoder_attention_heads",
+            "num_decoder_attention_heads",
+            "speech_encoder_attention_heads",
+            "index_n_heads",
+            "t2u_encoder_attention_heads",
+            "t2u_decoder_attention_heads",
+            "swa_num_attention_heads",
+        ],
         4,
     ),
-    **dict.fromkeys("num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups".split(), 2),
+    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups"], 2),
     **dict.fromkeys(
-        "head_dim d_kv kv_channels d_head dim_head attention_head_size swa_head_dim index_head_dim global_head_dim "
-        "attention_head_dim qk_nope_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim rotary_dim "
-        "head_dim_vision".split(),
+        [
+            "head_dim",
+            "d_kv",
+            "kv_channels",
+            "d_head",
+            "dim_head",
+            "attention_head_size",
+            "swa_head_dim",
+            "index_head_dim",
+            "global_head_dim",
+            "attention_head_dim",
+            "qk_nope_head_dim",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "linear_head_dim",
+            "rotary_dim",
+            "head_dim_vision",
+        ],
         8,
     ),
-    **dict.fromkeys("qk_rope_head_dim".split(), 4),
-    **dict.fromkeys("v_head_dim".split(), 6),
-    **dict.fromkeys("qk_head_dim".split(), 12),
-    **dict.fromkeys("kv_lora_rank q_lora_rank o_lora_rank laurel_rank adapter_rank gated_norm_rank".split(), 8),
+    **dict.fromkeys(["qk_rope_head_dim"], 4),
+    **dict.fromkeys(["v_head_dim"], 6),
+    **dict.fromkeys(["qk_head_dim"], 12),
     **dict.fromkeys(
-        "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num moe_num_primary_experts".split(), 4
+        ["kv_lora_rank", "q_lora_rank", "o_lora_rank", "laurel_rank", "adapter_rank", "gated_norm_rank"], 8
     ),
     **dict.fromkeys(
-        "num_experts_per_tok num_experts_per_token moe_topk moe_k topk_group n_group num_expert_group top_k_experts "
-        "num_shared_experts n_shared_experts moe_num_shared_experts hc_mult".split(),
+        [
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+            "zero_expert_num",
+            "moe_num_primary_experts",
+        ],
+        4,
+    ),
+    **dict.fromkeys(
+        [
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_topk",
+            "moe_k",
+            "topk_group",
+            "n_group",
+            "num_expert_group",
+            "top_k_experts",
+            "num_shared_experts",
+            "n_shared_experts",
+            "moe_num_shared_experts",
+            "hc_mult",
+        ],
         2,
     ),
     **dict.fromkeys(
-        "max_position_embeddings n_positions n_ctx max_seq_len max_encoder_position_embeddings "
-        "max_decoder_position_embeddings max_source_positions max_target_positions model_max_length context_length "
-        "t2u_max_position_embeddings original_max_position_embeddings".split(),
+        [
+            "max_position_embeddings",
+            "n_positions",
+            "n_ctx",
+            "max_seq_len",
+            "max_encoder_position_embeddings",
+            "max_decoder_position_embeddings",
+            "max_source_positions",
+            "max_target_positions",
+            "model_max_length",
+            "context_length",
+            "t2u_max_position_embeddings",
+            "original_max_position_embeddings",
+        ],
         64,
     ),
-    **dict.fromkeys("sliding_window window_size attention_window_size sliding_window_size local_attention".split(), 4),
     **dict.fromkeys(
-        "vocab_size src_vocab_size tgt_vocab_size decoder_vocab_size t2u_vocab_size entity_vocab_size char_vocab_size "
-        "vocab_size_per_layer_input unit_hifi_gan_vocab_size pronunciation_vocab_size shape_vocab_size "
-        "image_vocab_size encoder_hash_byte_group_vocab".split(),
+        ["sliding_window", "window_size", "attention_window_size", "sliding_window_size", "local_attention"], 4
+    ),
+    **dict.fromkeys(
+        [
+            "vocab_size",
+            "src_vocab_size",
+            "tgt_vocab_size",
+            "decoder_vocab_size",
+            "t2u_vocab_size",
+            "entity_vocab_size",
+            "char_vocab_size",
+            "vocab_size_per_layer_input",
+            "unit_hifi_gan_vocab_size",
+            "pronunciation_vocab_size",
+            "shape_vocab_size",
+            "image_vocab_size",
+            "encoder_hash_byte_group_vocab",
+        ],
         VOCABULARY,
     ),
     **dict.fromkeys(
-        "mamba_d_state state_size ssm_state_size mamba_d_head mamba_head_dim mamba_chunk_size chunk_size mamba_headdim "
-        "time_step_rank mamba_dt_rank hidden_size_per_layer_input shape_embed_dim pronunciation_embed_dim".split(),
+        [
+            "mamba_d_state",
+            "state_size",
+            "ssm_state_size",
+            "mamba_d_head",
+            "mamba_head_dim",
+            "mamba_chunk_size",
+            "chunk_size",
+            "mamba_headdim",
+            "time_step_rank",
+            "mamba_dt_rank",
+            "hidden_size_per_layer_input",
+            "shape_embed_dim",
+            "pronunciation_embed_dim",
+        ],
         8,
     ),
-    **dict.fromkeys("index_topk attention_chunk_size keep_window_size".split(), 4),
-    **dict.fromkeys("index_block_size index_topk_blocks".split(), 2),
-    **dict.fromkeys("linear_num_key_heads linear_num_value_heads linear_num_heads".split(), 4),
+    **dict.fromkeys(["index_topk", "attention_chunk_size", "keep_window_size"], 4),
+    **dict.fromkeys(["index_block_size", "index_topk_blocks"], 2),
+    **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"], 4),
 }
 
 
@@ -167,7 +315,7 @@ def _shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
 def _defaults(cls: Any) -> dict[str, Any]:
     try:
         made = cls()
-    except Exception:  # noqa: BLE001 - a default that is itself invalid: its fields still have defaults
+    except Exception:
         return {name: getattr(cls, name, None) for name in getattr(cls, "__annotations__", {})}
     aliases = getattr(cls, "attribute_map", {})
     return {name: value for name, value in vars(made).items() if name not in aliases}
@@ -246,7 +394,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     # Both kinds of mask in two layers.
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "gemma3n_text": {"num_hidden_layers": 3, "intermediate_size": 24, "num_kv_shared_layers": 1, "layer_types": [*_WINDOWED, "sliding_attention"]},
+    "gemma3n_text": {
+        "num_hidden_layers": 3,
+        "intermediate_size": 24,
+        "num_kv_shared_layers": 1,
+        "layer_types": [*_WINDOWED, "sliding_attention"],
+    },
     "gemma4_unified_assistant": {"text_config": {"layer_types": _WINDOWED}},
     "gemma4_assistant": {
         "text_config": {"layer_types": _WINDOWED, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
