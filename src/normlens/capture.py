@@ -76,6 +76,8 @@ def capture(
     weights: WeightCache,
 ) -> Any:
     """Run the model once and hand each wanted site to `handle`; returns the model's output."""
+    for site in request.sites:  # before any hook is set: some projections are asked what they do to unit vectors
+        weights.prepare(site, request.dtype)
     run = _Run(anatomy, handle, request, weights, _batch_size(inputs))
     with evaluating(model), answering(model, run.attention), ExitStack() as hooks:
         run.watch(model, hooks)
