@@ -57,6 +57,8 @@ def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
 
 
 def _af_norm(block: Block) -> Float[Tensor, "batch head query key"]:
+    if block.tensors.pairs.gated is not None:
+        return block.tensors.pairs.gated
     return _kept(block.tensors.pairs.alpha).abs() * _kept(block.tensors.pairs.lengths).unsqueeze(2)
 
 

@@ -182,6 +182,7 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
             diagonal=last(pairs.diagonal, queries),
             lengths=last(pairs.lengths, keys),
             norms={place: by_pair(norms) for place, norms in pairs.norms.items()},
+            gated=by_pair(pairs.gated),
         ),
         values=tensors.values[row : row + 1][:, :, keys],
         projected=by_query(tensors.projected),
@@ -190,5 +191,6 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
         total=by_query(tensors.total),
         normalized=by_query(tensors.normalized),
         x=tensors.x[row : row + 1, keys],
+        gate=by_query(tensors.gate),
         together=together if tensors.self_attends else None,
     )

@@ -51,6 +51,7 @@ class Pairs:
     norms: Mapping[PlaceName, Float[Tensor, "batch query key"]]
     samples: Int[Tensor, "pair 3"]  # batch, query, key
     sampled_alpha: Float[Tensor, "pair head"]
+    gated: Float[Tensor, "batch head query key"] | None = None  # ‖alpha f(x)‖ where a gate makes f depend on the query
 
 
 class PairWork:
