@@ -136,3 +136,9 @@ NORMS = Scale(
     fine=Grid(((-16, -4, 8), (-4, 7, 12), (7, 16, 8))),
     coarse=Grid(((-16, -4, 2), (-4, 7, 5), (7, 16, 2))),
 )
+
+#: Contributions are products of weights and norms: the weights' long tail, and a few octaves above 1.
+CONTRIBUTIONS = Scale(
+    fine=Grid(((-126, -48, 3), (-48, -16, 7), (-16, 10, 9))),
+    coarse=Grid(((-80, -48, 0), (-48, -16, 1), (-16, 10, 3))),
+)

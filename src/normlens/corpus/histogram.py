@@ -55,7 +55,7 @@ class Histogram:
     def state(self) -> dict[str, np.ndarray]:
         """Everything, as arrays: the occupied cells and their counts."""
         cells = np.flatnonzero(self.counts)
-        return {"cell": cells, "count": self.counts.reshape(-1)[cells]}
+        return {"cell": cells, "count": self.counts.reshape(-1)[cells], "rows": np.array(self.rows)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         """Add a saved state."""

@@ -232,7 +232,7 @@ class _Counts:
         counts = self.hot.numpy()[hot].astype(np.int64)
         if len(self.cells):
             hot, counts = _summed(np.concatenate([hot, self.cells]), np.concatenate([counts, self.counts]))
-        return {"cell": hot, "count": counts}
+        return {"cell": compact(hot), "count": compact(counts)}
 
     def _reserve(self, amount: int) -> None:
         if self.added + amount > _HOT_LIMIT:
@@ -247,6 +247,11 @@ class _Counts:
 
     def _add_cold(self, cells: Int[np.ndarray, " cell"], counts: Int[np.ndarray, " cell"]) -> None:
         self.cells, self.counts = _summed(np.concatenate([self.cells, cells]), np.concatenate([self.counts, counts]))
+
+
+def compact(numbers: Int[np.ndarray, " number"]) -> Int[np.ndarray, " number"]:
+    """The same whole numbers in the smallest type that holds them: states travel and are saved often."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max()) if len(numbers) else 0))
 
 
 def _summed(
