@@ -117,9 +117,7 @@ def _spooled(folder: Path, fresh: bool) -> Path:
     return spool(path) if fresh or not path.exists() else path
 
 
-def _covariates(
-    lens: Lens, corpus: Corpus, categories: Categories, given: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
+def _covariates(lens: Lens, corpus: Corpus, categories: Categories, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
     size = len(lens.tokenizer)
     found = {}
     for name, value in given.items():

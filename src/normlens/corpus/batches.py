@@ -59,7 +59,10 @@ class Batch:
 
     def inputs(self, device: torch.device) -> dict[str, Tensor]:
         """What the model is called with."""
-        inputs = {"input_ids": torch.from_numpy(self.ids), "attention_mask": torch.ones(self.ids.shape, dtype=torch.long)}
+        inputs = {
+            "input_ids": torch.from_numpy(self.ids),
+            "attention_mask": torch.ones(self.ids.shape, dtype=torch.long),
+        }
         if self.items[0].types is not None:
             types = [item.types for item in self.items if item.types is not None]
             inputs["token_type_ids"] = torch.from_numpy(np.stack(types).astype(np.int64))
@@ -90,7 +93,6 @@ class Groups:
         starts = np.flatnonzero(np.diff(code[order], prepend=-1))
         sizes = np.diff(np.append(starts, batch * length))
         return cls(order, starts, code[order][starts] // 256, code[order][starts] % 256, sizes, category.reshape(-1))
-
 
     def add(self, values: Float[np.ndarray, "batch head position"]) -> Float[np.ndarray, "head group"]:
         """Sum of each group."""

@@ -44,7 +44,9 @@ def read_checkpoint(folder: Path, plan: Plan, fingerprint: str) -> Checkpoint | 
     try:
         arrays = unpack(path)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"the checkpoint must be readable: {path} is not ({error}); start again with --fresh") from error
+        raise InputError(
+            f"the checkpoint must be readable: {path} is not ({error}); start again with --fresh"
+        ) from error
     found = arrays["fingerprint"].tobytes().decode()
     if found != fingerprint:
         raise InputError(

@@ -13,7 +13,7 @@ from normlens.errors import InputError
 
 
 def read_ranks(path: str | Path, vocabulary: int) -> Float[np.ndarray, " vocabulary"]:
-    """Rank of each token id from the authors' file (`rank count token_id` per line); unlisted ids get the last rank + 1."""
+    """Rank of each token id from the authors' file (`rank count token_id`); unlisted ids get the last rank + 1."""
     ranks = np.full(vocabulary, np.nan)
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         parts = line.split()
@@ -35,7 +35,7 @@ def read_ranks(path: str | Path, vocabulary: int) -> Float[np.ndarray, " vocabul
 
 
 def count_ranks(items: Iterable[Item], vocabulary: int) -> Float[np.ndarray, " vocabulary"]:
-    """Rank of each token id by its count in a corpus, 1 for the most frequent; equal counts in the order of their ids."""
+    """Rank of each token id by its count in a corpus, 1 for the most frequent; equal counts by their ids."""
     counts = np.zeros(vocabulary, dtype=np.int64)
     for item in items:
         np.add.at(counts, item.ids, 1)

@@ -1,6 +1,6 @@
 """Fixed grids over the float32 line: a value falls into the same bin in every worker, whatever came before it.
 
-Float32 bit patterns are ordered like the numbers they stand for, so a bin is one look-up on the top bits of the pattern.
+Float32 bit patterns are ordered like the numbers they stand for, so a bin is one look-up on the pattern's top bits.
 Nothing of a grid is estimated from data, hence counts on a grid are integers that merge exactly, in any order.
 """
 
@@ -62,7 +62,7 @@ class Grid:
 
     @cached_property
     def table(self) -> Int[Tensor, " pattern"]:
-        """Bin of each top part of a bit pattern; the index is the arithmetic shift of the pattern plus half the table."""
+        """Bin of each top part of a bit pattern; the index is the pattern, shifted, plus half the table."""
         half = 1 << (8 + self.resolution)
         table = np.zeros(2 * half, dtype=np.int32)  # negative patterns come first: bin 0
         table[0] = 1  # -0.0 is zero

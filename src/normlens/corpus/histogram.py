@@ -65,7 +65,7 @@ class Histogram:
 def quantile_of_counts(
     counts: Int[np.ndarray, " bin"], edges: Float[np.ndarray, " edge"], q: float, low: float, high: float
 ) -> Quantile:
-    """The value at rank `q (n - 1)` (as numpy's linear quantile): its bin is certain, its place within is interpolated."""
+    """The value at rank `q (n - 1)` (as numpy's linear quantile): its bin is certain, the place is interpolated."""
     total = int(counts.sum())
     if not total:
         raise InputError("a quantile of nothing has no value: this histogram is empty")

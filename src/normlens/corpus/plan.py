@@ -87,14 +87,14 @@ class Plan:
         for name in (*self.histograms, *self.relative, *(name for pair in self.correlate for name in pair)):
             if name not in self.quantities:
                 raise InputError(
-                    f"a statistic needs a quantity that is measured: {name!r} is not among {', '.join(self.quantities)}; "
+                    f"a statistic needs a quantity that is measured: {name!r} is none of {', '.join(self.quantities)}; "
                     "add it to measures or mixing"
                 )
         for name in self.relative:
             if level_of(name) != "pair":
                 raise InputError(f"means by relative position need a quantity per (query, key): {name} has none")
         for x, y in self.correlate:
-            if x == y or "query" in (level_of(x), level_of(y)) and level_of(x) != level_of(y):
+            if x == y or (level_of(x) == "query") != (level_of(y) == "query"):
                 raise InputError(f"two quantities correlate over pairs that both have: {x} and {y} share none")
         if self.sample < 1 or self.reach < 1:
             raise InputError(f"sample and reach must be at least 1, got {self.sample} and {self.reach}")

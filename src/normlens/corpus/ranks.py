@@ -59,12 +59,19 @@ class Ties:
         undecided = (states < 2).numpy()
         self._meet(bins.numpy()[undecided], (values.numpy()[undecided] + np.float32(0.0)).view(np.int32))
 
-    def merge(self, other: Ties) -> None:
+    def sparse(self) -> dict[str, np.ndarray]:
+        """The bins that were met, with what is known of them."""
+        met = np.flatnonzero(self.state)
+        return {"bin": compact(met), "pattern": self.pattern[met], "state": self.state[met]}
+
+    def load(self, state: dict[str, np.ndarray]) -> None:
         """Take in what another has seen."""
-        self.state[other.state == 2] = 2
-        self.pattern[other.state == 2] = 0
-        single = np.flatnonzero((other.state == 1) & (self.state < 2))
-        self._meet(single, other.pattern[single])
+        bins = state["bin"].astype(np.int64)
+        several = bins[state["state"] == 2]
+        self.state[several] = 2
+        self.pattern[several] = 0
+        single = (state["state"] == 1) & (self.state[bins] < 2)
+        self._meet(bins[single], state["pattern"][single])
 
     def tied(self, size: int, groups: list[int]) -> Bool[np.ndarray, " bin"]:
         """Bins of `size` with at most one distinct value over all the given groups."""
@@ -97,8 +104,8 @@ class CrossedCounts:
 
     def __init__(self, x: Scale, y: Scale, groups: int) -> None:
         self.x, self.y, self.groups = x, y, groups
-        self._by_x = _Counts(groups * y.coarse.size * x.fine.size)  # group, coarse y, fine x
-        self._by_y = _Counts(groups * y.fine.size * x.coarse.size)  # group, fine y, coarse x
+        self._by_x = _Counts(groups * y.coarse.size, x.fine.size)  # group, coarse y, fine x
+        self._by_y = _Counts(groups * y.fine.size, x.coarse.size)  # group, fine y, coarse x
         # The ties of x are followed over all groups together, which is cheaper and errs on the safe side.
         self.x_ties = Ties(x.fine.size)
         self.y_ties = Ties(groups * y.fine.size)
@@ -135,65 +142,66 @@ class CrossedCounts:
         """Add the counts of another part of the data."""
         if (self.x, self.y, self.groups) != (other.x, other.y, other.groups):
             raise InputError("rank counts merge only when both stand on the same grids and groups")
-        self._by_x.merge(other._by_x)
-        self._by_y.merge(other._by_y)
-        self.x_ties.merge(other.x_ties)
-        self.y_ties.merge(other.y_ties)
-
-    def count(self, groups: list[int]) -> int:
-        """How many pairs the groups hold together."""
-        width = self.y.coarse.size * self.x.fine.size
-        return sum(self._by_x.total(group * width, (group + 1) * width) for group in groups)
+        self.load(other.state())
 
     def result(self, groups: list[int]) -> Rho:
         """Rho over the union of the groups; fewer than two pairs, or a constant side, is an error."""
-        by_x = self._pooled(self._by_x, groups, (self.y.coarse.size, self.x.fine.size)).T
-        by_y = self._pooled(self._by_y, groups, (self.y.fine.size, self.x.coarse.size)).T
-        return rho_of_tables(
-            by_x,
-            by_y,
+        y_coarse, x_fine, by_x = self._pooled(self._by_x, self._rows()[0], groups, self.y.coarse.size)
+        y_fine, x_coarse, by_y = self._pooled(self._by_y, self._rows()[1], groups, self.y.fine.size)
+        x = _Side.of(
+            np.bincount(x_fine, weights=by_x, minlength=self.x.fine.size),
             self.x.coarse_of_fine.numpy(),
-            self.y.coarse_of_fine.numpy(),
             self.x_ties.tied(self.x.fine.size, [0]),
+        )
+        y = _Side.of(
+            np.bincount(y_fine, weights=by_y, minlength=self.y.fine.size),
+            self.y.coarse_of_fine.numpy(),
             self.y_ties.tied(self.y.fine.size, groups),
         )
+        return rho_of_tables(Table(x_fine, y_coarse, by_x), Table(y_fine, x_coarse, by_y), x, y)
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything, as small arrays."""
+        tables = zip(("by_x", "by_y"), (self._by_x, self._by_y), self._rows(), strict=True)
         return {
-            **{f"by_x.{name}": array for name, array in self._by_x.sparse().items()},
-            **{f"by_y.{name}": array for name, array in self._by_y.sparse().items()},
+            **{f"{side}.{name}": array for side, table, rows in tables for name, array in table.state(rows).items()},
             **{
                 f"{side}.{name}": array
                 for side, ties in (("x_ties", self.x_ties), ("y_ties", self.y_ties))
-                for name, array in (("pattern", ties.pattern), ("state", ties.state))
+                for name, array in ties.sparse().items()
             },
         }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Add a saved state to an empty accumulator."""
+        """Take in a saved state."""
         for name, counts in (("by_x", self._by_x), ("by_y", self._by_y)):
-            counts.add_sparse(state[f"{name}.cell"], state[f"{name}.count"])
+            counts.add_sparse(state[f"{name}.cell"].astype(np.int64), state[f"{name}.count"].astype(np.int64))
         for name, ties in (("x_ties", self.x_ties), ("y_ties", self.y_ties)):
-            ties.pattern[:] = state[f"{name}.pattern"]
-            ties.state[:] = state[f"{name}.state"]
+            ties.load({key: state[f"{name}.{key}"] for key in ("bin", "pattern", "state")})
+
+    def _rows(self) -> tuple[Int[np.ndarray, " row"], Int[np.ndarray, " row"]]:
+        """The rows of both tables that can hold counts: those of the bins of y that were ever met."""
+        fine = np.flatnonzero(self.y_ties.state)
+        group, bin_ = np.divmod(fine, self.y.fine.size)
+        return np.unique(group * self.y.coarse.size + self.y.coarse_of_fine.numpy()[bin_]), fine
 
     @staticmethod
-    def _pooled(counts: _Counts, groups: list[int], shape: tuple[int, int]) -> Int[np.ndarray, "row column"]:
-        width = shape[0] * shape[1]
-        table = counts.dense(groups[0] * width, (groups[0] + 1) * width)
-        for group in groups[1:]:
-            table += counts.dense(group * width, (group + 1) * width)
-        return table.reshape(shape)
+    def _pooled(
+        counts: _Counts, rows: Int[np.ndarray, " row"], groups: list[int], size: int
+    ) -> tuple[Int[np.ndarray, " cell"], Int[np.ndarray, " cell"], Int[np.ndarray, " cell"]]:
+        """Occupied cells of some groups: bin of y, bin of x, count."""
+        cells, found = counts.sparse(rows[np.isin(rows // size, groups)])
+        row, column = np.divmod(cells, counts.width)
+        return row % size, column, found
 
 
 class _Counts:
-    """A long vector of counts: a fast int32 part for adding, an int64 part where sums may pass 2^31."""
+    """A wide table of counts: a fast int32 part for adding, an int64 part where sums may pass 2^31."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, rows: int, width: int) -> None:
+        self.width = width
         # calloc'ed by numpy: pages that are never counted into take no memory.
-        self.hot = torch.from_numpy(np.zeros(size, dtype=np.int32))
+        self.hot = torch.from_numpy(np.zeros(rows * width, dtype=np.int32))
         self.added = 0
         self.cells = np.zeros(0, dtype=np.int64)
         self.counts = np.zeros(0, dtype=np.int64)
@@ -205,45 +213,34 @@ class _Counts:
     def add_sparse(self, cells: Int[np.ndarray, " cell"], counts: Int[np.ndarray, " cell"]) -> None:
         total = int(counts.sum())
         if total > _HOT_LIMIT:
-            self._fold()
             self._add_cold(cells, counts)
             return
         self._reserve(total)
         self.hot.numpy()[cells] += counts.astype(np.int32)
 
-    def merge(self, other: _Counts) -> None:
-        hot = np.flatnonzero(other.hot.numpy())
-        self.add_sparse(hot, other.hot.numpy()[hot].astype(np.int64))
-        if len(other.cells):
-            self._add_cold(other.cells, other.counts)
-
-    def total(self, start: int, stop: int) -> int:
-        inside = (self.cells >= start) & (self.cells < stop)
-        return int(self.hot.numpy()[start:stop].sum(dtype=np.int64)) + int(self.counts[inside].sum())
-
-    def dense(self, start: int, stop: int) -> Int[np.ndarray, " cell"]:
-        table = self.hot.numpy()[start:stop].astype(np.int64)
-        inside = (self.cells >= start) & (self.cells < stop)
-        table[self.cells[inside] - start] += self.counts[inside]
-        return table
-
-    def sparse(self) -> dict[str, np.ndarray]:
-        hot = np.flatnonzero(self.hot.numpy())
-        counts = self.hot.numpy()[hot].astype(np.int64)
+    def sparse(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " cell"], Int[np.ndarray, " cell"]]:
+        """Occupied cells of some rows, in order, with their counts."""
+        table = self.hot.numpy().reshape(-1, self.width)[rows]
+        row, column = np.nonzero(table)
+        cells, counts = rows[row] * self.width + column, table[row, column].astype(np.int64)
         if len(self.cells):
-            hot, counts = _summed(np.concatenate([hot, self.cells]), np.concatenate([counts, self.counts]))
-        return {"cell": compact(hot), "count": compact(counts)}
+            inside = np.isin(self.cells // self.width, rows)
+            cells, counts = _summed(
+                np.concatenate([cells, self.cells[inside]]), np.concatenate([counts, self.counts[inside]])
+            )
+        return cells, counts
+
+    def state(self, rows: Int[np.ndarray, " row"]) -> dict[str, np.ndarray]:
+        cells, counts = self.sparse(rows)
+        return {"cell": compact(cells), "count": compact(counts)}
 
     def _reserve(self, amount: int) -> None:
         if self.added + amount > _HOT_LIMIT:
-            self._fold()
+            hot = np.flatnonzero(self.hot.numpy())
+            self._add_cold(hot, self.hot.numpy()[hot].astype(np.int64))
+            self.hot.zero_()
+            self.added = 0
         self.added += amount
-
-    def _fold(self) -> None:
-        hot = np.flatnonzero(self.hot.numpy())
-        self._add_cold(hot, self.hot.numpy()[hot].astype(np.int64))
-        self.hot.zero_()
-        self.added = 0
 
     def _add_cold(self, cells: Int[np.ndarray, " cell"], counts: Int[np.ndarray, " cell"]) -> None:
         self.cells, self.counts = _summed(np.concatenate([self.cells, cells]), np.concatenate([self.counts, counts]))
@@ -263,32 +260,40 @@ def _summed(
     return cells[starts], np.add.reduceat(counts, starts) if len(starts) else counts
 
 
-def rho_of_tables(
-    by_x: Int[np.ndarray, "x_fine y_coarse"],
-    by_y: Int[np.ndarray, "x_coarse y_fine"],
-    x_parent: Int[np.ndarray, " x_fine"],
-    y_parent: Int[np.ndarray, " y_fine"],
-    x_tied: Bool[np.ndarray, " x_fine"],
-    y_tied: Bool[np.ndarray, " y_fine"],
-) -> Rho:
-    """Rho and its bound from the two crossed tables; `parent` maps a fine bin to its coarse bin."""
-    x, y = _Side.of(by_x.sum(axis=1), x_parent, x_tied), _Side.of(by_y.sum(axis=0), y_parent, y_tied)
+@dataclass(frozen=True)
+class Table:
+    """Occupied cells of a crossed table: fine bin of one side, coarse bin of the other, count."""
+
+    fine: Int[np.ndarray, " cell"]
+    coarse: Int[np.ndarray, " cell"]
+    count: Int[np.ndarray, " cell"]
+
+
+def rho_of_tables(by_x: Table, by_y: Table, x: _Side, y: _Side) -> Rho:
+    """Rho and its bound from the two crossed tables."""
     if x.total < 2:
         raise InputError(f"a correlation needs at least two pairs, this one has {x.total}: give it more data")
     # Ranks are divided by the count, so that products of a billion pairs stay far from float64's limits.
-    weights_x, weights_y = by_x / x.total, by_y / x.total
-    known = (x.fine @ weights_x) @ y.coarse + x.coarse @ (weights_y @ y.deviation)
-    cells = weights_x.shape[1]
-    mass, x_sum, x_square = (_by_parent(weights_x * factor[:, None], x_parent, len(x.coarse)) for factor in x.powers)
-    y_sum, y_square = (_by_parent((weights_y * factor).T, y_parent, cells).T for factor in y.powers[1:])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        known += np.nan_to_num(x_sum * y_sum / mass).sum()
-        within_x = np.nan_to_num(np.maximum(x_square - x_sum**2 / mass, 0.0))
-        within_y = np.nan_to_num(np.maximum(y_square - y_sum**2 / mass, 0.0))
-    hidden = np.sqrt(within_x * within_y).sum()
-    hidden += _hidden_order(weights_x, x, y) + _hidden_order(weights_y.T, y, x)
-    hidden += np.sqrt(x.hidden.sum() * y.hidden.sum())
-    return _interval(float(known), float(hidden), x, y)
+    x_weight, y_weight = by_x.count / x.total, by_y.count / x.total
+    known = float((x_weight * x.fine[by_x.fine] * y.coarse[by_x.coarse]).sum())
+    known += float((y_weight * y.deviation[by_y.fine] * x.coarse[by_y.coarse]).sum())
+    cells = len(x.coarse) * len(y.coarse)
+    x_cell = x.parent[by_x.fine] * len(y.coarse) + by_x.coarse
+    y_cell = by_y.coarse * len(y.coarse) + y.parent[by_y.fine]
+    mass = np.bincount(x_cell, weights=x_weight, minlength=cells)
+    x_sum, x_square, y_sum, y_square = (
+        np.bincount(cell, weights=weight * side.deviation[table.fine] ** power, minlength=cells)
+        for cell, weight, side, table in ((x_cell, x_weight, x, by_x), (y_cell, y_weight, y, by_y))
+        for power in (1, 2)
+    )
+    held = mass > 0
+    mass, x_sum, x_square, y_sum, y_square = (array[held] for array in (mass, x_sum, x_square, y_sum, y_square))
+    known += float((x_sum * y_sum / mass).sum())
+    within = np.maximum(x_square - x_sum**2 / mass, 0.0) * np.maximum(y_square - y_sum**2 / mass, 0.0)
+    hidden = float(np.sqrt(within).sum())
+    hidden += _hidden_order(by_x, x_weight, x, y) + _hidden_order(by_y, y_weight, y, x)
+    hidden += float(np.sqrt(x.hidden.sum() * y.hidden.sum()))
+    return _interval(known, hidden, x, y)
 
 
 @dataclass(frozen=True)
@@ -296,6 +301,7 @@ class _Side:
     """Centred, scaled ranks of one quantity."""
 
     total: int
+    parent: Int[np.ndarray, " fine"]  # the coarse bin of each fine bin
     fine: Float[np.ndarray, " fine"]  # mean rank of each fine bin
     coarse: Float[np.ndarray, " coarse"]
     deviation: Float[np.ndarray, " fine"]  # fine minus its coarse bin
@@ -305,7 +311,7 @@ class _Side:
 
     @classmethod
     def of(
-        cls, counts: Int[np.ndarray, " fine"], parent: Int[np.ndarray, " fine"], tied: Bool[np.ndarray, " fine"]
+        cls, counts: Float[np.ndarray, " fine"], parent: Int[np.ndarray, " fine"], tied: Bool[np.ndarray, " fine"]
     ) -> _Side:
         total = int(counts.sum())
         scale = max(total, 1)
@@ -317,32 +323,22 @@ class _Side:
         np.maximum.at(widest, parent, np.abs(deviation))
         share = counts / scale
         hidden = np.where(tied, 0.0, share * (share**2 - (1.0 / scale) ** 2) / 12.0)
-        return cls(total, fine, coarse, deviation, widest, np.maximum(hidden, 0.0), float(share @ fine**2))
-
-    @property
-    def powers(self) -> tuple[Float[np.ndarray, " fine"], ...]:
-        return np.ones_like(self.deviation), self.deviation, self.deviation**2
+        return cls(total, parent, fine, coarse, deviation, widest, np.maximum(hidden, 0.0), float(share @ fine**2))
 
 
-def _by_parent(
-    rows: Float[np.ndarray, "fine other"], parent: Int[np.ndarray, " fine"], size: int
-) -> Float[np.ndarray, "coarse other"]:
-    # Fine bins of a coarse bin adjoin, so the sum over them is a difference of neighbours, not a scatter.
-    starts = np.flatnonzero(np.diff(parent, prepend=-1))
-    out = np.zeros((size, rows.shape[1]))
-    out[parent[starts]] = np.add.reduceat(rows, starts, axis=0)
-    return out
-
-
-def _hidden_order(weights: Float[np.ndarray, "fine coarse"], own: _Side, other: _Side) -> float:
+def _hidden_order(table: Table, weight: Float[np.ndarray, " cell"], own: _Side, other: _Side) -> float:
     """The most that the order within fine bins can add, given where the partners of each bin lie."""
-    occupied = own.hidden > 0
-    rows = weights[occupied]
-    mass = rows.sum(axis=1)
-    mean = rows @ other.coarse / mass
-    spread = np.maximum(rows @ other.coarse**2 - mass * mean**2, 0.0)
-    blur = rows @ other.widest**2
-    return float((np.sqrt(own.hidden[occupied]) * (np.sqrt(spread) + np.sqrt(blur))).sum())
+    size = len(own.fine)
+
+    def per_bin(values: Float[np.ndarray, " cell"]) -> Float[np.ndarray, " fine"]:
+        return np.bincount(table.fine, weights=weight * values, minlength=size)
+
+    partner = other.coarse[table.coarse]
+    mass = np.maximum(per_bin(np.ones_like(weight)), 1e-300)
+    mean = per_bin(partner) / mass
+    spread = per_bin((partner - mean[table.fine]) ** 2)
+    blur = per_bin(other.widest[table.coarse] ** 2)
+    return float((np.sqrt(own.hidden) * (np.sqrt(spread) + np.sqrt(blur))).sum())
 
 
 def _interval(known: float, hidden: float, x: _Side, y: _Side) -> Rho:

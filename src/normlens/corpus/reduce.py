@@ -30,9 +30,7 @@ class Reduced:
     def times(self, other: Reduced) -> Reduced:
         """This quantity, nowhere negative, times one with a single value per position: ‖αf‖ from alpha and ‖f‖."""
         factor = other.total
-        return Reduced(
-            self.count, self.total * factor, self.square * factor**2, self.low * factor, self.high * factor
-        )
+        return Reduced(self.count, self.total * factor, self.square * factor**2, self.low * factor, self.high * factor)
 
     def products(self, other: Reduced) -> tuple[np.ndarray, ...]:
         """Count and sums of x, y, x², y², xy per position, where `other` has one value per position."""
@@ -42,7 +40,9 @@ class Reduced:
 
     @staticmethod
     def product_sums(
-        x: Float[Tensor, "batch head *rest"], y: Float[Tensor, "batch head *rest"], keep: Bool[Tensor, "query key"] | None
+        x: Float[Tensor, "batch head *rest"],
+        y: Float[Tensor, "batch head *rest"],
+        keep: Bool[Tensor, "query key"] | None,
     ) -> tuple[np.ndarray, ...]:
         """The same sums for two quantities that both have a value per pair."""
         if x.ndim == 3:
@@ -51,7 +51,9 @@ class Reduced:
         parts = (torch.ones_like(x), x, y, x * x, y * y, x * y)
         return tuple((part * kept).sum(2).numpy() for part in parts)
 
-    def grouped(self, groups: Groups, categories: int, batch: int) -> tuple[tuple[np.ndarray, ...], Float[np.ndarray, "b c h"]]:
+    def grouped(
+        self, groups: Groups, categories: int, batch: int
+    ) -> tuple[tuple[np.ndarray, ...], Float[np.ndarray, "b c h"]]:
         """Moments per (category, head), and each sequence's figure per category and head (NaN where it has none).
 
         A sequence's figure is the authors': for a value per pair the sum over the category's keys, averaged over the

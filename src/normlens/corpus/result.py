@@ -74,7 +74,12 @@ class CorpusResult:
         return float(self.manifest["worst_proof"])
 
     def grid(
-        self, quantity: str, category: str = "all", statistic: str = "mean", over: str = "values", site: str | None = None
+        self,
+        quantity: str,
+        category: str = "all",
+        statistic: str = "mean",
+        over: str = "values",
+        site: str | None = None,
     ) -> pd.DataFrame:
         """One statistic as a table: layers down, heads across (one column for a quantity without heads)."""
         rows = self.statistics
@@ -88,7 +93,9 @@ class CorpusResult:
             & rows["layer"].notna()
         ]
         if chosen.empty:
-            known = {name: sorted(rows[name].unique()) for name in ("quantity", "category", "statistic", "over", "site")}
+            known = {
+                name: sorted(rows[name].unique()) for name in ("quantity", "category", "statistic", "over", "site")
+            }
             raise InputError(
                 f"the run has no {statistic} of {quantity} for {category} over {over}: it has "
                 + "; ".join(f"{name}: {', '.join(values)}" for name, values in known.items())

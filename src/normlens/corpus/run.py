@@ -49,8 +49,8 @@ class Corpus:
     """What is read, and how it becomes sequences."""
 
     sources: tuple[Path, ...]
-    recipe: Recipe = Recipe()
-    columns: Columns = Columns()
+    recipe: Recipe = field(default_factory=Recipe)
+    columns: Columns = field(default_factory=Columns)
     format: str | None = None
     skip: str | None = None  # texts that match this regular expression are not part of the corpus
     limit: int | None = None  # at most so many sequences

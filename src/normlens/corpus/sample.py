@@ -6,8 +6,6 @@ is the `size` candidates with the lowest priorities.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -61,45 +59,42 @@ class Sample:
         if not self._parts:
             return
         columns = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
-        # Equal priorities mean equal sequences; the other columns only fix an order among their equal rows.
-        order = np.lexsort([*(columns[name] for name in sorted(columns) if name != "priority"), columns["priority"]])
-        order = order[: self.size]
+        # Equal priorities come from equal sequences, hence from equal rows: their order does not show.
+        order = np.argsort(columns["priority"], kind="stable")[: self.size]
         self._parts = [{name: column[order] for name, column in columns.items()}]
         self._waiting = 0
         if len(order) == self.size:
             self.threshold = float(np.nextafter(self._parts[0]["priority"][-1], 2.0))
 
 
-def lowest(rng: np.random.Generator, population: int, threshold: float, limit: int) -> Iterator[
-    tuple[Float[np.ndarray, " draw"], Int[np.ndarray, " draw"]]
-]:  # fmt: skip
-    """Members of a population with their priorities in rising order, as far as they lie below the threshold.
+def lowest(
+    rng: np.random.Generator, population: int, threshold: float, limit: int
+) -> tuple[Float[np.ndarray, " draw"], Int[np.ndarray, " draw"]]:
+    """The members of a population with priorities below the threshold, lowest first, at most `limit`.
 
-    Only the order statistics that may matter are drawn: the gap from the `k`-th to the next of `n` uniform priorities
-    is exponential with rate `n - k` on the scale `-log(1 - u)`. A prefix of the draws is the same for any threshold.
+    Only what may matter is drawn: the gap from the `k`-th to the next of `n` uniform priorities is exponential with
+    rate `n - k` on the scale `-log(1 - u)`. A lower threshold gives a prefix of what a higher one gives.
     """
-    block, drawn, level = 64, 0, 0.0
-    taken: set[int] = set()
     limit = min(limit, population)
-    while drawn < limit:
-        gaps = rng.standard_exponential(block) / np.maximum(population - drawn - np.arange(block), 1)
-        levels = level + np.cumsum(gaps)
-        candidates = rng.integers(population, size=2 * block)
-        fresh: list[int] = []
-        for member in candidates.tolist():
-            if member not in taken and len(fresh) < block:
-                taken.add(member)
-                fresh.append(member)
-        while len(fresh) < min(block, population - drawn):
-            member = int(rng.integers(population))
-            if member not in taken:
-                taken.add(member)
-                fresh.append(member)
-        count = min(len(fresh), limit - drawn)
-        priorities = -np.expm1(-levels[:count])
-        inside = int(np.searchsorted(priorities, threshold))
-        yield priorities[:inside], np.array(fresh[:inside], dtype=np.int64)
-        if inside < count:
-            return
-        drawn += count
-        level = float(levels[count - 1])
+    gaps, members = (np.random.Generator(np.random.Philox(key=rng.integers(2**63, size=2))) for _ in range(2))
+    ceiling = -np.log1p(-threshold) if threshold < 1.0 else np.inf
+    levels = np.zeros(0)
+    while len(levels) < limit and (not len(levels) or levels[-1] < ceiling):
+        start = len(levels)
+        step = min(max(64, start), limit - start)
+        drawn = gaps.standard_exponential(step) / (population - np.arange(start, start + step))
+        levels = np.append(levels, (levels[-1] if start else 0.0) + np.cumsum(drawn))
+    count = int(np.searchsorted(levels, ceiling))
+    return -np.expm1(-levels[:count]), _distinct(members, population, limit, count)
+
+
+def _distinct(rng: np.random.Generator, population: int, limit: int, count: int) -> Int[np.ndarray, " draw"]:
+    """The first `count` different numbers of an endless uniform stream."""
+    if population <= 2 * limit:  # decided by what is asked for, not by what this call happens to need
+        return rng.permutation(population)[:count]
+    stream = np.zeros(0, dtype=np.int64)
+    first = stream
+    while len(first) < count:
+        stream = np.append(stream, (rng.random(count + 64) * population).astype(np.int64))
+        first = np.sort(np.unique(stream, return_index=True)[1])
+    return stream[first[:count]]

@@ -11,7 +11,7 @@ import pandas as pd
 from normlens.corpus.categories import SPECIAL
 from normlens.corpus.histogram import quantile_of_counts
 from normlens.corpus.moments import Moments, Summary
-from normlens.corpus.plan import has_heads, scale_of
+from normlens.corpus.plan import has_heads
 from normlens.corpus.ranks import Rho
 from normlens.corpus.tally import KINDS, SiteTally, Tally
 from normlens.errors import InputError
@@ -99,7 +99,9 @@ def _quantile_rows(
     heads = site.tokens[quantity].count.shape[1]
     counts = histogram.counts[[code * heads + head for code in codes]].sum(axis=0)
     found = [quantile_of_counts(counts, histogram.grid.edges, q, summary.low, summary.high) for q in QUANTILES]
-    return [(*where, f"q{100 * q:02.0f}", item.value, item.low, item.high) for q, item in zip(QUANTILES, found, strict=True)]
+    return [
+        (*where, f"q{100 * q:02.0f}", item.value, item.low, item.high) for q, item in zip(QUANTILES, found, strict=True)
+    ]
 
 
 def _histograms(tally: Tally) -> pd.DataFrame:
@@ -113,7 +115,9 @@ def _histograms(tally: Tally) -> pd.DataFrame:
                     {
                         "site": kind,
                         "layer": layer,
-                        "head": pd.array((row % heads + 1) if has_heads(quantity) else [None] * len(row), dtype="Int16"),
+                        "head": pd.array(
+                            (row % heads + 1) if has_heads(quantity) else [None] * len(row), dtype="Int16"
+                        ),
                         "quantity": quantity,
                         "category": np.array(tally.plan.categories, dtype=object)[row // heads],
                         "low": histogram.grid.edges[bin_],

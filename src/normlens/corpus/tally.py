@@ -31,9 +31,9 @@ KINDS = ("encoder", "decoder", "cross")
 class Accumulator(Protocol):
     """What every statistic offers: its state as arrays, and taking in the state of another part of the data."""
 
-    def state(self) -> dict[str, np.ndarray]: ...  # noqa: D102
+    def state(self) -> dict[str, np.ndarray]: ...
 
-    def load(self, state: dict[str, np.ndarray]) -> None: ...  # noqa: D102
+    def load(self, state: dict[str, np.ndarray]) -> None: ...
 
 
 @dataclass
@@ -187,9 +187,7 @@ class BatchTally:
         np.add.at(tally.with_category, groups.category, 1)
         np.add.at(tally.positions, groups.category, groups.sizes)
         for kind in self.layers:
-            means = {
-                name: np.mean(layers, axis=0) for (owner, name), layers in self.per_token.items() if owner == kind
-            }
+            means = {name: np.mean(layers, axis=0) for (owner, name), layers in self.per_token.items() if owner == kind}
             self._covariates(kind, means)
             self._points(kind, means)
 
@@ -302,7 +300,9 @@ class SiteUpdate:
         counts.update(x_wide, y_wide, group, keep, self._bins(x) if x_wide.shape == x_value.shape else None)
         self._pearson(x, y, x_wide, y_wide, keep)
 
-    def _pearson(self, x: str, y: str, x_value: Tensor, y_value: Tensor, keep: Bool[Tensor, "query key"] | None) -> None:
+    def _pearson(
+        self, x: str, y: str, x_value: Tensor, y_value: Tensor, keep: Bool[Tensor, "query key"] | None
+    ) -> None:
         key_level = y_value.ndim == 3 or y_value.shape[2] == 1
         if x in self.reduced and key_level and x_value.ndim == 4:
             sums = self.reduced[x].products(self.reduced[y])
@@ -327,11 +327,12 @@ class SiteUpdate:
         purpose = f"pairs {self.result.kind} {self.result.layer}"
         for row, item in enumerate(self.batch.items):
             rng = generator(self.plan.seed, purpose, item.digest)
-            for priority, member in lowest(rng, heads * queries * keys, self.tally.pairs.threshold, self.plan.sample):
-                head, query, key = np.unravel_index(member, (heads, queries, keys))
-                columns = self._picked(row, head, query, key)
-                inside = slice(None) if self.keep is None else query >= key
-                self.tally.pairs.add({n: c[inside] for n, c in {"priority": priority, **columns}.items()})
+            population = heads * queries * keys
+            priority, member = lowest(rng, population, self.tally.pairs.threshold, self.plan.sample)
+            head, query, key = np.unravel_index(member, (heads, queries, keys))
+            columns = {"priority": priority, **self._picked(row, head, query, key)}
+            inside = slice(None) if self.keep is None else query >= key
+            self.tally.pairs.add({name: column[inside] for name, column in columns.items()})
 
     def _picked(self, row: int, head: np.ndarray, query: np.ndarray, key: np.ndarray) -> dict[str, np.ndarray]:
         columns: dict[str, np.ndarray] = {
