@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normlens.decompose.heads import head_gram, repeat_values, summed_norm, vector_norms
+from normlens.decompose.heads import head_gram, repeat_values, summed_norm, value_norms
 from normlens.decompose.steps import Passage, Step, through
 
 PlaceName = Literal["attn", "res", "ln"]
@@ -131,7 +131,7 @@ class Block:
     @cached_property
     def vector_norms(self) -> Float[Tensor, "batch head key"]:
         """`‖f_h(x_j)‖`."""
-        return vector_norms(self._projected("attn").gram)
+        return value_norms(self.values_by_head, self.tensors.weight)
 
     def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a place."""

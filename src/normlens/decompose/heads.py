@@ -54,6 +54,19 @@ def vector_norms(gram: Float[Tensor, "batch key head head"]) -> Float[Tensor, "b
     return gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().transpose(1, 2)
 
 
+def value_norms(
+    values: Float[Tensor, "batch head key width"], weight: Float[Tensor, "head width model"]
+) -> Float[Tensor, "batch head key"]:
+    """`‖f_h(x_j)‖` from the values alone: `‖v W‖^2 = v (W W^T) v^T`, with `W W^T` no wider than a head.
+
+    In float64, since squaring `W` squares its condition; at a head's width that costs next to nothing.
+    """
+    wide = weight.double()
+    vectors = values.double()
+    square = ((vectors @ (wide @ wide.transpose(-1, -2))) * vectors).sum(-1)
+    return square.clamp_min(0).sqrt().to(values.dtype)
+
+
 def summed_norm(
     alpha: Float[Tensor, "batch head query key"],
     gram: Float[Tensor, "batch key head head"],
