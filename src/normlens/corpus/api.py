@@ -52,6 +52,7 @@ def corpus_statistics(
     relative: Sequence[str] | None = None,
     sample: int = 20_000,
     per_token: bool = False,
+    exact: bool = False,
     engine: str = "local",
     workers: int | None = None,
     address: str | None = None,
@@ -106,7 +107,7 @@ def corpus_statistics(
         precision=precision,
         fresh=fresh,
         save_every=save_every,
-        total=limit,
+        exact=exact,
         progress=progress,
     )
 

@@ -26,7 +26,7 @@ from normlens.corpus.files import file_hash, write_json, write_whole
 from normlens.corpus.plan import Plan
 from normlens.corpus.result import MANIFEST, CorpusResult, open_corpus
 from normlens.corpus.sequences import Recipe, build
-from normlens.corpus.sources import Columns, Flaw, Record, read
+from normlens.corpus.sources import Columns, Flaw, Record, format_of, read
 from normlens.corpus.tables import named, tables_of
 from normlens.corpus.tally import Tally
 from normlens.corpus.worker import Done, Unit
@@ -73,6 +73,16 @@ class Corpus:
         for record in read(source, self.columns, self.format):
             if skip is None or isinstance(record, Flaw) or not skip.search(record.text):
                 yield record
+
+    def estimate(self) -> int:
+        """About how many sequences there are, for a progress bar: records are counted, not tokenized."""
+        count = 0
+        for source in self.sources:
+            texts = sum(isinstance(record, Record) for record in self.records(source))
+            count += texts // 2 if self.recipe.pairs and format_of(source, self.format) != "pickle" else texts
+            if self.limit is not None and count >= self.limit:
+                return self.limit
+        return count
 
     def items(self, tokenizer: Any, categories: Categories, log: Log) -> Iterator[Item]:
         """The corpus' sequences; flaws go to the log, and stop the run unless they may be skipped."""
@@ -132,7 +142,7 @@ def run_corpus(
     precision: Precision = "float32",
     fresh: bool = False,
     save_every: float = 30.0,
-    total: int | None = None,
+    exact: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> CorpusResult:
     """Run a corpus to its end, from where an earlier attempt stopped, and write the results to `out`."""
@@ -149,6 +159,7 @@ def run_corpus(
     if (out / MANIFEST).exists():
         return _finished(out, fingerprint)
     saved = read_checkpoint(out, plan, fingerprint) or Checkpoint(fingerprint, 0, 0.0, Tally(plan))
+    total = corpus.estimate() if progress is not None else None
     tally, log, start, at = saved.tally, Log(), time.monotonic(), time.monotonic()
     before = tally.sequences
     units = _units(corpus.items(lens.tokenizer, categories, log))
