@@ -119,15 +119,14 @@ def _rules(given: list[str] | None) -> dict[str, str] | None:
 @contextmanager
 def _bar() -> Iterator[Callable[[Step], None]]:
     console = Console(stderr=True)
-    columns = (
-        TextColumn("corpus"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
-    )  # fmt: skip
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("corpus"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("corpus", total=None, rate="")
 
         def show(step: Step) -> None:
-            rate = step.fresh / step.seconds if step.seconds else 0.0
-            bar.update(task, completed=step.sequences, total=step.total, rate=f"{rate:.1f} sequences/s")
+            speed = step.fresh / step.seconds if step.seconds else 0.0
+            bar.update(task, completed=step.sequences, total=step.total, rate=f"{speed:.1f} sequences/s")
 
         yield show
 
@@ -148,11 +147,11 @@ def _print(console: Console, result: CorpusResult) -> None:
 
 def _print_means(console: Console, result: CorpusResult) -> None:
     whole = result.statistics
-    whole = whole[whole["layer"].isna() & whole["statistic"].isin(["mean", "min", "max"])]
+    whole = whole[whole["layer"].isna() & (whole["statistic"] == "mean")]
     for site in whole["site"].unique():
         rows = whole[whole["site"] == site]
         names = [name for name in rows["category"].unique() if name != "normal"]
-        table = Table(title=f"{site}: mean over all layers and heads (min to max)", title_justify="left")
+        table = Table(title=f"{site}: mean over all layers and heads", title_justify="left")
         table.add_column("quantity")
         for name in names:
             table.add_column(name, justify="right")
@@ -160,8 +159,7 @@ def _print_means(console: Console, result: CorpusResult) -> None:
             cells = []
             for name in names:
                 found = rows[(rows["quantity"] == quantity) & (rows["category"] == name)]
-                value = found.set_index("statistic")["value"]
-                cells.append(f"{value['mean']:.3g} ({value['min']:.2g} to {value['max']:.2g})" if len(value) else "-")
+                cells.append(f"{found['value'].iloc[0]:.3g}" if len(found) else "-")
             table.add_row(quantity, *cells)
         console.print(table)
 
@@ -174,8 +172,8 @@ def _print_rhos(console: Console, result: CorpusResult) -> None:
     table = Table(title="Spearman's rho (± certain bound)", title_justify="left")
     for name in ("site", "quantities", "over", "category", "rho", "count"):
         table.add_column(name, justify="right" if name in ("rho", "count") else "left")
-    for row in rows.itertuples():
-        flag = " [bold](flagged: --exact)[/bold]" if row.flagged else ""
-        value = f"{row.value:+.3f} ± {row.bound:.1g}{flag}"
-        table.add_row(row.site, f"{row.x}, {row.y}", row.over, row.category, value, f"{row.count:,}")
+    for row in rows.to_dict("records"):
+        flag = " [bold](flagged: --exact)[/bold]" if row["flagged"] else ""
+        value = f"{row['value']:+.3f} ± {row['bound']:.1g}{flag}"
+        table.add_row(row["site"], f"{row['x']}, {row['y']}", row["over"], row["category"], value, f"{row['count']:,}")
     console.print(table)

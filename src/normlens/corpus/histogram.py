@@ -69,15 +69,18 @@ def quantile_of_counts(
     total = int(counts.sum())
     if not total:
         raise InputError("a quantile of nothing has no value: this histogram is empty")
-    rank = q * (total - 1)
     below = np.cumsum(counts)
-    first, last = (int(np.searchsorted(below, np.floor(rank) + step, side="right")) for step in (0, rank % 1 > 0))
-    floor, ceiling = max(edges[first], low), min(edges[last + 1], high)
-    # Within the bin the pairs are taken to lie evenly; the extremes are exact.
-    inside = (rank - (below[first] - counts[first]) + 0.5) / counts[first]
-    value = max(edges[first], low) + min(inside, 1.0) * (min(edges[first + 1], high) - max(edges[first], low))
-    if rank == 0:
-        value = low
-    if rank == total - 1:
-        value = high
-    return Quantile(float(np.clip(value, floor, ceiling)), float(floor), float(ceiling))
+
+    def place(rank: int) -> tuple[int, float]:
+        """The bin of the value at a rank, and about where it lies in there: bins are taken to be evenly filled."""
+        found = int(np.searchsorted(below, rank, side="right"))
+        if rank in (0, total - 1):
+            return found, low if rank == 0 else high
+        inside = (rank - (below[found] - counts[found]) + 0.5) / counts[found]
+        floor, ceiling = max(edges[found], low), min(edges[found + 1], high)
+        return found, float(floor + inside * (ceiling - floor))
+
+    rank = q * (total - 1)
+    (first, left), (last, right) = place(int(np.floor(rank))), place(int(np.ceil(rank)))
+    value = left + (rank % 1) * (right - left)
+    return Quantile(value, float(max(edges[first], low)), float(min(edges[last + 1], high)))

@@ -301,6 +301,6 @@ def _vocabulary(tokenizer: Any) -> list[str]:
 def _flagged(correlations: pd.DataFrame) -> list[dict[str, Any]]:
     wide = correlations[correlations["flagged"].astype(bool)]
     return [
-        {"site": row.site, "x": row.x, "y": row.y, "category": row.category, "bound": float(row.bound)}
-        for row in wide.itertuples()
+        {**row, "bound": float(row["bound"])}
+        for row in wide[["site", "x", "y", "category", "bound"]].to_dict("records")
     ]

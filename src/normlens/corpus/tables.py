@@ -208,7 +208,7 @@ def named(frame: pd.DataFrame, categories: Sequence[str], tokens: Sequence[str])
     frame["site"] = np.array(KINDS, dtype=object)[frame["site"].to_numpy()]
     frame["category"] = np.array(categories, dtype=object)[frame["category"].to_numpy()]
     ids = frame["token_id"].to_numpy()
-    frame.insert(frame.columns.get_loc("token_id"), "token", np.array([tokens[i] for i in ids], dtype=object))
+    frame.insert(list(frame.columns).index("token_id"), "token", np.array([tokens[i] for i in ids], dtype=object))
     return frame
 
 
