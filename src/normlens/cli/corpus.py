@@ -31,7 +31,7 @@ def corpus(
     model: ModelOption = None,
     gguf_file: GgufOption = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False,
-    max_length: Annotated[int, typer.Option(help="Tokens per sequence at most; longer ones are cut.")] = 128,
+    max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None,
     mask: Annotated[float, typer.Option(help="Share of the tokens to mask; the 2021 paper masks 0.12.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None,
