@@ -14,7 +14,7 @@ def slow_values(lens: Any, items: Iterable[Any], maps: Iterable[str]) -> dict[st
     """Every value by (quantity, layer, head, category): over all pairs or positions, and by sequence.
 
     Returns `values` (all of them), `sequences` (one figure per sequence, as the authors aggregate), `pairs`
-    ((alpha, ‖f‖) by category) and `tokens` (a dict per token: category, id, each quantity's mean over layers and heads).
+    ((alpha, ‖f‖) by category) and `tokens` (a dict per token: category, id, each quantity's mean over layers, heads).
     """
     values: dict[tuple, list] = defaultdict(list)
     sequences: dict[tuple, list] = defaultdict(list)

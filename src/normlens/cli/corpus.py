@@ -58,7 +58,10 @@ def corpus(
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes (local) or actors (ray).")] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass; never changes the numbers.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Sequences counted at once; never changes the numbers.")] = 8,
+    together: Annotated[
+        bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping what --out holds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,6 +98,7 @@ def corpus(
             workers=workers,
             address=address,
             batch_size=batch_size,
+            together=together,
             fresh=fresh,
             progress=progress,
         )

@@ -58,6 +58,7 @@ def corpus_statistics(
     address: str | None = None,
     batch_size: int = 8,
     precision: Precision = "float32",
+    together: bool = False,
     fresh: bool = False,
     save_every: float = 30.0,
     progress: Callable[[Progress], None] | None = None,
@@ -66,6 +67,8 @@ def corpus_statistics(
 
     The same call resumes what an earlier one left unfinished. `covariates` gives each token id a number: an array over
     the vocabulary (NaN: leave the token out), a file of frequency ranks, or "corpus" to rank by the corpus' own counts.
+    The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus; `together=True`
+    sends a batch through the model at once, for a GPU, and gives that up in the last digits of float32.
     Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
     """
     if lens.tokenizer is None:
@@ -105,6 +108,7 @@ def corpus_statistics(
         batch_size=batch_size,
         per_token=per_token,
         precision=precision,
+        together=together,
         fresh=fresh,
         save_every=save_every,
         exact=exact,

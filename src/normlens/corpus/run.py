@@ -59,6 +59,9 @@ class Corpus:
     def __post_init__(self) -> None:
         if not self.sources:
             raise InputError("a corpus needs at least one source: none was given")
+        for source in self.sources:
+            if not source.exists():
+                raise InputError(f"a source must exist: there is no {str(source)!r}; check the path")
         if self.on_error not in ("stop", "skip"):
             raise InputError(f"on_error must be stop or skip: got {self.on_error!r}")
         if self.limit is not None and self.limit < 1:
@@ -140,6 +143,7 @@ def run_corpus(
     batch_size: int = 8,
     per_token: bool = False,
     precision: Precision = "float32",
+    together: bool = False,
     fresh: bool = False,
     save_every: float = 30.0,
     exact: bool = False,
@@ -152,7 +156,7 @@ def run_corpus(
     if lens.tokenizer is None:
         raise InputError("a corpus needs a tokenizer: this lens has none; pass Lens(model, tokenizer)")
     inputs = [{"path": str(source), "sha256": file_hash(source)} for source in corpus.sources]
-    identity = _identity(lens, corpus, categories, plan, inputs, per_token, precision)
+    identity = _identity(lens, corpus, categories, plan, inputs, per_token, precision, together)
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
     if fresh:
         _clear(out)
@@ -164,7 +168,7 @@ def run_corpus(
     before = tally.sequences
     units = _units(corpus.items(lens.tokenizer, categories, log))
     vocabulary = _vocabulary(lens.tokenizer)
-    task = Task(lens, plan, batch_size, per_token, precision)
+    task = Task(lens, plan, batch_size, per_token, precision, together)
     done_units = saved.units
 
     def save() -> None:
@@ -247,6 +251,7 @@ def _identity(
     inputs: Sequence[dict[str, str]],
     per_token: bool,
     precision: Precision,
+    together: bool,
 ) -> dict[str, Any]:
     """What decides the numbers, and nothing that does not."""
     counted = dataclasses.asdict(plan)
@@ -268,6 +273,7 @@ def _identity(
         "plan": counted,
         "per_token": per_token,
         "precision": precision,
+        "together": together,
         "unit": UNIT,
     }
 
