@@ -17,6 +17,7 @@ import normlens
 from normlens.corpus import run as running
 from normlens.corpus.api import corpus_statistics
 from normlens.corpus.categories import Categories
+from normlens.corpus.grid import Grid, Scale
 from normlens.corpus.plan import Plan
 from normlens.corpus.result import CorpusResult
 from normlens.corpus.sequences import Recipe
@@ -230,6 +231,31 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(lens, tmp_path: Path, monke
     assert not list((tmp_path / "out").glob("*.draft"))
     monkeypatch.setattr(checkpoint, "_write", write)
     same(corpus_statistics(lens, source, tmp_path / "out"), whole)
+
+
+def test_flagged_correlations_are_settled_exactly(lens, text_file: Path, tmp_path: Path, monkeypatch) -> None:
+    from normlens.corpus import pairs, plan, ranks
+
+    coarse = Scale(Grid(((-4, 4, 0),)), Grid(((-4, 4, 0),)))
+    monkeypatch.setattr(plan, "NORMS", coarse)
+    monkeypatch.setattr(plan, "WEIGHTS", coarse)
+    monkeypatch.setattr(pairs.PairCounts.__init__, "__defaults__", (8,))
+    options = {"covariates": {"rank": RANKS}, "sample": 10**6, "per_token": True}
+    rough = corpus_statistics(lens, text_file, tmp_path / "rough", **options)
+    assert rough.manifest["flagged"] and rough.correlations["flagged"].any()
+    exact = corpus_statistics(lens, text_file, tmp_path / "exact", exact=True, **options)
+    assert not exact.manifest["flagged"]
+    everything = exact.pair_sample  # larger than the corpus
+    for category in ("sep", "comma_period", "other"):
+        chosen = everything[everything["category"] == category]
+        found, before = exact.rho("alpha", "f_norm", category), rough.rho("alpha", "f_norm", category)
+        assert found["value"] == pytest.approx(stats.spearmanr(chosen["alpha"], chosen["f_norm"]).statistic, abs=1e-9)
+        assert found["count"] == len(chosen) and abs(found["value"] - before["value"]) <= before["bound"]
+    points = exact.token_sample
+    for quantity in ("f_norm", "mixing_attnres_n"):
+        true = stats.spearmanr(points[quantity].astype(np.float32), points["rank"]).statistic
+        assert exact.rho(quantity, "rank", "all")["value"] == pytest.approx(true, abs=1e-9)
+    assert not list((tmp_path / "exact").glob("exact-*")) and ranks.TOLERANCE == 1e-3
 
 
 def test_bad_records_stop_or_are_counted_with_their_place(lens, tmp_path: Path) -> None:
