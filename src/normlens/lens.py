@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import xarray as xr
@@ -31,6 +31,9 @@ from normlens.provenance import describe_model, versions
 from normlens.settings import Precision, Settings
 from normlens.streaming import pulled
 from normlens.weights import expansion_rates, singular_value_table
+
+if TYPE_CHECKING:
+    from normlens.corpus.result import CorpusResult
 
 Item = TypeVar("Item")
 
@@ -219,6 +222,12 @@ class Lens:
             if progress is not None:
                 progress(min(start + batch_size, len(order)), len(order))
         return [results[i] for i in range(len(encoded))]
+
+    def corpus(self, source: str | Path | Sequence[str | Path], out: str | Path, **options: Any) -> CorpusResult:
+        """Statistics over a whole corpus, in one pass that can be resumed (see `corpus.api.corpus_statistics`)."""
+        from normlens.corpus.api import corpus_statistics
+
+        return corpus_statistics(self, source, out, **options)
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,19 @@ def head_grams(
     return lower.view(-1, batch, keys, heads, heads).permute(0, 1, 3, 4, 2).contiguous()
 
 
+def vector_lengths(
+    values: Float[Tensor, "batch kv_head key width"], projection: Projection
+) -> Float[Tensor, "batch head key"]:
+    """`‖f_h(x_j)‖` alone: the diagonal blocks `W_h W_h^T` are enough, and cost next to nothing."""
+    width = values.shape[-1]
+    group = projection.weight.shape[0] // values.shape[1]
+    lengths = []
+    for h, product in enumerate(projection.products):
+        own = values[:, h // group]
+        lengths.append(torch.linalg.vecdot(own @ product[:, h * width :], own))
+    return torch.stack(lengths, dim=1).clamp_min(0).sqrt()
+
+
 def vector_norms(grams: Float[Tensor, "*any head head key"]) -> Float[Tensor, "*any head key"]:
     """`‖f_h(x_j)‖`, from the diagonal of the Gram matrices."""
     return grams.diagonal(dim1=-3, dim2=-2).transpose(-1, -2).clamp_min(0).sqrt().contiguous()
