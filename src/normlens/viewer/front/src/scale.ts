@@ -1,0 +1,34 @@
+/** From number to colour and width: always from zero, linear or square root, and the end is written on the legend. */
+import { format } from "d3-format";
+
+export type Curve = "linear" | "sqrt";
+
+export interface Scale {
+  top: number;
+  curve: Curve;
+  share: boolean;
+}
+
+export function position(scale: Scale, value: number): number {
+  if (!(scale.top > 0)) return 0;
+  const t = Math.min(1, Math.abs(value) / scale.top);
+  return scale.curve === "sqrt" ? Math.sqrt(t) : t;
+}
+
+/** The value that a place of the legend stands for: the inverse of `position`. */
+export function valueAt(scale: Scale, t: number): number {
+  return scale.top * (scale.curve === "sqrt" ? t * t : t);
+}
+
+const three = format(".3~r");
+const small = format(".2~e");
+
+/** Three significant digits; shares as per cent. */
+export function number(value: number, share = false): string {
+  if (share) {
+    const percent = 100 * value;
+    return `${percent !== 0 && Math.abs(percent) < 0.01 ? small(percent) : Math.abs(percent) < 0.1 ? format(".2~f")(percent) : format(".1f")(percent)} %`;
+  }
+  if (value === 0) return "0";
+  return Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6 ? small(value) : three(value);
+}
