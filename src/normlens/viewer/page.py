@@ -76,7 +76,9 @@ def save_html(document: Mapping[str, Any], path: str | Path) -> Path:
     """Write the page of a payload to `path` and return the path."""
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"A page is written to a file in an existing folder: {str(path)!r} is not one. Check the path.")
+        raise InputError(
+            f"A page is written to a file in an existing folder: {str(path)!r} is not one. Check the path."
+        )
     path.write_text(to_html(document), encoding="utf-8")
     return path
 

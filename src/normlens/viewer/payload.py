@@ -101,7 +101,9 @@ def _array(data: xr.Dataset, measure: str, per_head: bool) -> NDArray[Any] | Non
         return None
     dims = ("layer", "head", "query", "key") if per_head else ("layer", "query", "key")
     if set(data[measure].dims) != set(dims):
-        raise InputError(f"The axes of {measure} must be {' '.join(dims)}: got {' '.join(map(str, data[measure].dims))}.")
+        raise InputError(
+            f"The axes of {measure} must be {' '.join(dims)}: got {' '.join(map(str, data[measure].dims))}."
+        )
     return np.asarray(data[measure].transpose(*dims).values, dtype=np.float64)
 
 

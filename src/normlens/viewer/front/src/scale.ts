@@ -23,12 +23,13 @@ export function valueAt(scale: Scale, t: number): number {
 const three = format(".3~r");
 const small = format(".2~e");
 
-/** Three significant digits; shares as per cent. */
+/** Three significant digits, and all before the point; shares as per cent. */
 export function number(value: number, share = false): string {
   if (share) {
     const percent = 100 * value;
     return `${percent !== 0 && Math.abs(percent) < 0.01 ? small(percent) : Math.abs(percent) < 0.1 ? format(".2~f")(percent) : format(".1f")(percent)} %`;
   }
   if (value === 0) return "0";
-  return Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6 ? small(value) : three(value);
+  if (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) return small(value);
+  return Math.abs(value) >= 1000 ? format(",.0f")(value) : three(value);
 }

@@ -115,6 +115,7 @@ export function fromHash(hash: string, from: State, document: Document): State {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const set = (name: keyof State, value: unknown) => ((state as unknown as Record<string, unknown>)[name] = value);
   for (const [name, text] of given) {
+    if (!Object.hasOwn(from, name)) continue;
     const key = name as keyof State;
     if (WORDS[key]?.includes(text)) set(key, text);
     else if (NUMBERS.includes(key) && /^\d+(\.\d+)?(e-?\d+)?$/.test(text)) set(key, Number(text));

@@ -16,7 +16,7 @@ test("long text is cut, right-to-left text keeps its own direction", () => {
 });
 
 test("numbers carry three digits, shares one decimal", () => {
-  expect([0, 0.000012345, 0.12345, 12.345, 1234.5].map((x) => number(x))).toEqual(["0", "1.2e-5", "0.123", "12.3", "1230"]);
+  expect([0, 0.000012345, 0.12345, 12.345, 1234.6].map((x) => number(x))).toEqual(["0", "1.23e-5", "0.123", "12.3", "1,235"]);
   expect([0.12345, 0.0004, 0].map((x) => number(x, true))).toEqual(["12.3 %", "0.04 %", "0 %"]);
 });
 
