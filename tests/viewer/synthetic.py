@@ -76,12 +76,14 @@ def dataset(
     )
 
 
-SENTENCE = "[CLS] the man went to the store and bought a gal ##lon of milk . [SEP]".split()
+_WORDS = "the man went to the store and bought a gal ##lon of milk ."
+SENTENCE = ["[CLS]", *_WORDS.split(), "[SEP]"]
 
 
 def long_text(count: int) -> list[str]:
     """A text of `count` tokens with subwords in it."""
-    words = "the quiet river carries un ##fold ##ing light past every old bridge and re ##turn ##s".split()
+    text = "the quiet river carries un ##fold ##ing light past every old bridge and re ##turn ##s"
+    words = text.split()
     body = [words[i % len(words)] for i in range(count - 2)]
     return ["[CLS]", *body, "[SEP]"]
 

@@ -20,8 +20,8 @@ from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
 
 pytestmark = pytest.mark.browser
 
-SOURCE = "▁Le ▁chat ▁noir ▁dort ▁sur ▁la ▁chaise . </s>".split()
-TARGET = "<pad> ▁The ▁black ▁cat ▁sleep s ▁on ▁the ▁chair .".split()
+SOURCE = ["▁Le", "▁chat", "▁noir", "▁dort", "▁sur", "▁la", "▁chaise", ".", "</s>"]
+TARGET = ["<pad>", "▁The", "▁black", "▁cat", "▁sleep", "s", "▁on", "▁the", "▁chair", "."]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def pixels(element: Any) -> np.ndarray:
 
 
 def lightness_of(image: np.ndarray) -> np.ndarray:
-    return np.array([[lightness("#%02x%02x%02x" % tuple(int(c) for c in cell)) for cell in row] for row in image])
+    return np.array([[lightness("#" + bytes(cell).hex()) for cell in row] for row in image])
 
 
 def test_compare_writes_where_a_token_draws_from_and_what_it_feeds(opened, document, data) -> None:
@@ -305,7 +305,8 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
     page = opened(document, "table=true")
     unnamed = page.evaluate(
         """() => [...document.querySelector('#normlens').shadowRoot.querySelectorAll('button, input, select, svg')]
-            .filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).map(e => e.outerHTML)"""
+            .filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label')))
+            .map(e => e.outerHTML)"""
     )
     assert unnamed == []
     table = page.get_by_role("table").last
@@ -371,7 +372,8 @@ def test_hostile_tokens_stay_text(opened, view) -> None:
     inside = page.evaluate(
         """() => { const r = document.querySelector('#normlens').shadowRoot;
             const all = [...r.querySelectorAll('*')];
-            return [r.querySelectorAll('script, iframe, object, embed, a[href^="javascript"]').length + document.querySelectorAll('img').length,
+            const active = r.querySelectorAll('script, iframe, object, embed, a[href^="javascript"]');
+            return [active.length + document.querySelectorAll('img').length,
                     all.filter(e => [...e.attributes].some(a => /^on/i.test(a.name))).length]; }"""
     )
     assert inside == [0, 0]

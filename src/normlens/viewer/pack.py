@@ -1,4 +1,4 @@
-"""Arrays as short text: 16-bit floats or 8-bit codes, deflated, one chunk per layer so that a page unpacks on demand."""
+"""Arrays as short text: 16-bit floats or 8-bit codes, deflated, one chunk per layer so that a page unpacks at need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Encoding = Literal["f16", "q8"]
 _F16_TOP = 32768.0
 
 
-def pack(values: Float[NDArray[Any], "layer *cells"], encoding: Encoding = "f16") -> dict[str, Any]:
+def pack(values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16") -> dict[str, Any]:
     """One chunk of text per layer, with what is needed to read it back (`unpack`, and `payload.ts` in the page).
 
     `f16`: `value = scale[layer] * float16`, relative error at most 2^-11; the bytes are stored low plane first.
@@ -44,7 +44,7 @@ def pack(values: Float[NDArray[Any], "layer *cells"], encoding: Encoding = "f16"
     }
 
 
-def unpack(packed: dict[str, Any]) -> Float[NDArray[Any], "layer *cells"]:
+def unpack(packed: dict[str, Any]) -> Float[NDArray[Any], "layer ..."]:
     """The numbers that a page will read from a packed array."""
     shape = tuple(packed["shape"])
     layers = []

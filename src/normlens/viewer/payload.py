@@ -77,7 +77,8 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
     }
     if not maps and not ratios:
         raise InputError(
-            f"The {name} site holds no map to draw. Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + LAYER_MAPS)}."
+            f"The {name} site holds no map to draw. "
+            f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + LAYER_MAPS)}."
         )
     f_norm = data["f_norm"].transpose("layer", "head", "key").values if "f_norm" in data else None
     packed, omitted = _pack_maps(maps, f_norm, name, heads)
@@ -148,9 +149,8 @@ def _rule(
             return {"rule": "alpha_f_norm"}
     elif measure == "attnres_w" and "attn_w" in packed:
         own = 0.0 if site == "cross" else 0.5 * np.eye(values.shape[-1])
-        if values.shape[-2] == values.shape[-1] or site == "cross":
-            if confirmed(0.5 * maps["attn_w"] + own):
-                return {"rule": "half_attn_w" if site == "cross" else "half_attn_w_half_self"}
+        if (values.shape[-2] == values.shape[-1] or site == "cross") and confirmed(0.5 * maps["attn_w"] + own):
+            return {"rule": "half_attn_w" if site == "cross" else "half_attn_w_half_self"}
     elif measure == "attnresln_n" and "attnres_n" in packed and confirmed(maps["attnres_n"]):
         return {"rule": "same", "of": "attnres_n"}
     return None

@@ -83,7 +83,7 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   const base = svg.append("g").attr("class", "links").attr("fill", "none").attr("stroke", options.colour);
   for (const link of [...chosen.links].reverse()) {
     base.append("path").attr("class", "link").attr("data-row", link.row).attr("data-column", link.column).attr("d", path(link.row, link.column))
-      .attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.12 + 0.78 * position(scale, link.value)).toFixed(3));
+      .attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * position(scale, link.value)).toFixed(3));
   }
   const above = svg.append("g").attr("class", "focus").attr("fill", "none").attr("stroke", options.colour);
 

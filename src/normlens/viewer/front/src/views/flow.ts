@@ -84,10 +84,11 @@ export function flow(context: Context): Shown {
     });
   }
   const strongest = Math.max(...node[0]);
+  // The inputs that matter most are written first; others where there is room left.
   const taken: number[] = [];
-  [...items.keys()].sort((a, b) => node[0][b] - node[0][a]).forEach((index) => {
-    const roomy = !taken.some((other) => Math.abs(other - index) * step < 11);
-    if (roomy && node[0][index] >= 0.0005) {
+  const roomy = (index: number) => !taken.some((other) => Math.abs(other - index) * step < 10.5);
+  [...items.keys()].sort((a, b) => node[0][b] - node[0][a]).slice(0, 40).forEach((index) => {
+    if (roomy(index) && node[0][index] >= 0.0005) {
       taken.push(index);
       svg.append("text").attr("class", "input-share").attr("data-index", index).attr("x", left - 2).attr("y", y(index)).attr("dy", "0.34em").attr("text-anchor", "end").attr("font-size", 10.5)
         .attr("font-variant-numeric", "tabular-nums").attr("font-weight", node[0][index] > 0.5 * strongest ? 700 : 400).attr("fill", theme.muted).text(number(node[0][index], true));
@@ -97,8 +98,12 @@ export function flow(context: Context): Shown {
     svg.append("text").attr("x", at).attr("y", y(index)).attr("dy", "0.34em").attr("text-anchor", anchor).attr("font-size", size)
       .attr("fill", context.found.rows.has(index) ? theme.found : theme.ink).attr("font-weight", bold || context.found.rows.has(index) ? 700 : 400).text(fit(names[index], label - 4, size));
   names.forEach((_, index) => {
-    if (index % every === 0 || index === output || taken.includes(index)) text(index, left - valueWidth, "end", false);
-    if (index % every === 0 || index === output) text(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
+    if (taken.includes(index)) text(index, left - valueWidth, "end", false);
+    else if (roomy(index)) {
+      taken.push(index);
+      text(index, left - valueWidth, "end", false).attr("opacity", 0.55);
+    }
+    if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) text(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
     svg.append("rect").attr("class", "output-target").attr("data-index", index).attr("x", width - right).attr("y", y(index) - step / 2).attr("width", right).attr("height", step)
       .attr("fill", "transparent").attr("cursor", "pointer").attr("role", "button").attr("aria-label", `Trace ${shorten(items[index].text, 40)}`)
       .on("click", () => context.update({ query: items[index].members[0] }));
