@@ -103,6 +103,27 @@ def test_heavy_maps_are_coded_in_eight_bits_then_left_out_with_a_reason(monkeypa
     assert "on request" in payload({"encoder": data}, heads=False)["sites"][0]["omitted"]["alpha"]
 
 
+def test_heads_that_a_layer_does_not_have_are_named_and_zero() -> None:
+    data = dataset(SENTENCE)
+    for name in ("alpha", "af_norm", "f_norm"):
+        data[name] = data[name].where((data["layer"] != 2) | (data["head"] != 4))
+    site = payload({"encoder": data})["sites"][0]
+    assert site["absent"] == [[1, 3]]
+    assert unpack(site["maps"]["alpha"])[1, 3].max() == 0
+    data["alpha"] = data["alpha"].where(data["query"] != 1)
+    with pytest.raises(InputError, match="NaN"):
+        payload({"encoder": data})
+
+
+def test_a_difference_keeps_its_signs() -> None:
+    left, right = dataset(SENTENCE, seed=1), dataset(SENTENCE, seed=2)
+    data = left - right
+    site = payload({"encoder": data})["sites"][0]
+    assert site["maps"]["attnresln_n"]["signed"] and site["ratios"]["attnresln_n"]["signed"]
+    for name in ("attnres_w", "af_norm"):
+        np.testing.assert_allclose(unpack(site["maps"][name]), data[name], rtol=1e-3, atol=1e-7)
+
+
 def test_a_span_keeps_its_positions_and_says_the_whole_length() -> None:
     data = dataset(SENTENCE)
     site = payload({"encoder": data}, span=(4, 9))["sites"][0]

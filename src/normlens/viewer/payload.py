@@ -71,7 +71,7 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
         if (values := _array(data, measure, measure in HEAD_MAPS)) is not None
     }
     ratios = {
-        str(variable).removeprefix(RATIO): data[variable].transpose("layer", "query").values
+        str(variable).removeprefix(RATIO): np.asarray(data[variable].transpose("layer", "query").values)
         for variable in data.data_vars
         if str(variable).startswith(RATIO)
     }
@@ -80,7 +80,14 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
             f"The {name} site holds no map to draw. "
             f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + LAYER_MAPS)}."
         )
-    f_norm = data["f_norm"].transpose("layer", "head", "key").values if "f_norm" in data else None
+    f_norm = np.array(data["f_norm"].transpose("layer", "head", "key").values) if "f_norm" in data else None
+    absent = _absent_heads(maps, f_norm)
+    for layer, head in absent:
+        for values in (
+            *(maps[measure] for measure in HEAD_MAPS if measure in maps),
+            *([] if f_norm is None else [f_norm]),
+        ):
+            values[layer, head] = 0.0
     packed, omitted = _pack_maps(maps, f_norm, name, heads)
     site: dict[str, Any] = {
         "name": name,
@@ -89,7 +96,8 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
         "query": _axis(data, "query", total["query"]),
         "key": _axis(data, "key" if "key" in data.dims else "query", total["key"] or total["query"]),
         "maps": packed,
-        "ratios": {measure: pack(values) for measure, values in ratios.items()},
+        "ratios": {m: pack(values) | _sign(values) for m, values in ratios.items()},
+        "absent": absent,
         "omitted": omitted,
     }
     if f_norm is not None:
@@ -105,7 +113,7 @@ def _array(data: xr.Dataset, measure: str, per_head: bool) -> NDArray[Any] | Non
         raise InputError(
             f"The axes of {measure} must be {' '.join(dims)}: got {' '.join(map(str, data[measure].dims))}."
         )
-    return np.asarray(data[measure].transpose(*dims).values, dtype=np.float64)
+    return np.array(data[measure].transpose(*dims).values, dtype=np.float64)
 
 
 def _pack_maps(
@@ -128,7 +136,7 @@ def _pack_maps(
         else:
             coarse: Encoding = "q8" if bytes_ > COARSE_BYTES and values.min(initial=0.0) >= 0 else "f16"
             packed[measure] = pack(values, coarse)
-        packed[measure] |= _tops(values)
+        packed[measure] |= _tops(values) | _sign(values)
     return packed, omitted
 
 
@@ -154,6 +162,19 @@ def _rule(
     elif measure == "attnresln_n" and "attnres_n" in packed and confirmed(maps["attnres_n"]):
         return {"rule": "same", "of": "attnres_n"}
     return None
+
+
+def _absent_heads(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None) -> list[list[int]]:
+    """Where layers differ in their number of heads: those that are not a number throughout, by their places."""
+    for values in (*(maps[measure] for measure in HEAD_MAPS if measure in maps), *([] if f_norm is None else [f_norm])):
+        missing = np.isnan(values).all(axis=tuple(range(2, values.ndim)))
+        return [[int(layer), int(head)] for layer, head in np.argwhere(missing)]
+    return []
+
+
+def _sign(values: NDArray[Any]) -> dict[str, bool]:
+    """Says that an array has two sides of zero: a difference of two runs, or differential attention."""
+    return {"signed": True} if values.min(initial=0.0) < 0 else {}
 
 
 def _tops(values: NDArray[Any]) -> dict[str, Any]:

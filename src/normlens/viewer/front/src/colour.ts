@@ -52,6 +52,12 @@ export function ramp(family: Family, theme: ThemeName): (t: number) => string {
   return (t) => stops[Math.round(255 * Math.min(1, Math.max(0, t)))];
 }
 
+/** The ramp of one family to the right of zero and of the other to the left: for differences. */
+export function diverging(family: Family, theme: ThemeName): (t: number) => string {
+  const [above, below] = [ramp(family, theme), ramp(family === "norm" ? "weight" : "norm", theme)];
+  return (t) => (t < 0 ? below(-t) : above(t));
+}
+
 export function lightness(colour: string): number {
   return lab(colour).l;
 }

@@ -82,6 +82,11 @@ export class Site {
     }
   }
 
+  /** Has this layer fewer heads than that? */
+  absent(layer: number, head: number): boolean {
+    return this.data.absent.some(([l, h]) => l === layer && h === head);
+  }
+
   /** Norms of the transformed vectors of a layer, `head key`. */
   fNorm(layer: number): Float32Array | null {
     return this.data.f_norm ? unpackLayer(this.data.f_norm, layer) : null;

@@ -1,4 +1,4 @@
-/** From number to colour and width: always from zero, linear or square root, and the end is written on the legend. */
+/** From number to colour and width: zero is always in it, linear or square root, and the end is written on the legend. */
 import { format } from "d3-format";
 
 export type Curve = "linear" | "sqrt";
@@ -7,17 +7,21 @@ export interface Scale {
   top: number;
   curve: Curve;
   share: boolean;
+  /** Runs the scale to both sides of zero? */
+  signed?: boolean;
 }
 
+/** Where a value stands between zero and the scale's end; to both sides of zero where the scale has two. */
 export function position(scale: Scale, value: number): number {
   if (!(scale.top > 0)) return 0;
   const t = Math.min(1, Math.abs(value) / scale.top);
-  return scale.curve === "sqrt" ? Math.sqrt(t) : t;
+  const size = scale.curve === "sqrt" ? Math.sqrt(t) : t;
+  return scale.signed && value < 0 ? -size : size;
 }
 
 /** The value that a place of the legend stands for: the inverse of `position`. */
 export function valueAt(scale: Scale, t: number): number {
-  return scale.top * (scale.curve === "sqrt" ? t * t : t);
+  return scale.top * (scale.curve === "sqrt" ? Math.sign(t) * t * t : t);
 }
 
 const three = format(".3~r");

@@ -11,6 +11,8 @@ export interface Packed {
   data?: string[];
   rule?: "alpha_f_norm" | "half_attn_w" | "half_attn_w_half_self" | "same";
   of?: Measure;
+  /** Does the map hold negative values: a difference of two runs, or differential attention? */
+  signed?: boolean;
   top?: number[];
   top_share?: number[];
 }
@@ -32,6 +34,8 @@ export interface SiteData {
   maps: Partial<Record<Measure, Packed>>;
   ratios: Partial<Record<Measure, Packed>>;
   f_norm?: Packed;
+  /** Heads that a layer does not have where layers differ in their number: pairs of places, from 0. */
+  absent: [number, number][];
   omitted: Partial<Record<Measure, string>>;
 }
 

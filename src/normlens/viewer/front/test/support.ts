@@ -37,5 +37,6 @@ export function site(maps: SiteData["maps"], tokens: string[], words?: (number |
     maps,
     ratios: {},
     omitted: {},
+    absent: [],
   };
 }

@@ -18,7 +18,8 @@ export interface LinksOptions {
   columns: string[];
   value: (row: number, column: number) => number;
   scale: Scale;
-  colour: string;
+  /** Stroke of a link, by the sign of its value. */
+  colour: (value: number) => string;
   theme: Theme;
   found: { rows: Set<number>; columns: Set<number> };
   rowTitle: string;
@@ -79,13 +80,14 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   svg.append("text").attr("x", options.width - right).attr("y", 12).attr("font-size", 10).attr("fill", theme.muted).text(options.columnTitle);
 
   const path = (row: number, column: number) => curve({ source: [xLeft, y(row)], target: [xRight, y(column)] })!;
-  const widthOf = (value: number) => 0.4 + Math.min(7, 0.55 * step) * position(scale, value);
-  const base = svg.append("g").attr("class", "links").attr("fill", "none").attr("stroke", options.colour);
+  const strength = (value: number) => Math.abs(position(scale, value));
+  const widthOf = (value: number) => 0.4 + Math.min(7, 0.55 * step) * strength(value);
+  const base = svg.append("g").attr("class", "links").attr("fill", "none");
   for (const link of [...chosen.links].reverse()) {
     base.append("path").attr("class", "link").attr("data-row", link.row).attr("data-column", link.column).attr("d", path(link.row, link.column))
-      .attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * position(scale, link.value)).toFixed(3));
+      .attr("stroke", options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * strength(link.value)).toFixed(3));
   }
-  const above = svg.append("g").attr("class", "focus").attr("fill", "none").attr("stroke", options.colour);
+  const above = svg.append("g").attr("class", "focus").attr("fill", "none");
 
   const side = (labels: string[], x: number, anchor: "start" | "end", found: Set<number>, kind: "row" | "column") => {
     labels.forEach((text, index) => {
@@ -132,8 +134,8 @@ export function links(options: LinksOptions): Drawn & { note: string } {
       list.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
       const taken: number[] = [];
       for (const link of list.filter((l) => Math.abs(l.value) >= 0.004 * scale.top).slice(0, 200)) {
-        above.append("path").attr("d", path(link.row, link.column)).attr("stroke-width", widthOf(link.value).toFixed(2))
-          .attr("stroke-opacity", (0.25 + 0.75 * position(scale, link.value)).toFixed(3));
+        above.append("path").attr("d", path(link.row, link.column)).attr("stroke", options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2))
+          .attr("stroke-opacity", (0.25 + 0.75 * strength(link.value)).toFixed(3));
         const index = row >= 0 ? link.column : link.row;
         // Numbers stand only where they do not cover a stronger one's.
         if (taken.some((other) => Math.abs(other - index) * step < 11) || taken.length >= 60) continue;

@@ -123,7 +123,7 @@ export function matrix(options: MatrixOptions): Drawn {
     for (let row = 0; row < rows.length; row++) {
       for (let column = 0; column < columns.length; column++) {
         if (options.empty?.(row, column)) continue;
-        const code = 3 * Math.round(255 * position(options.scale, options.value(row, column)));
+        const code = byteOf(position(options.scale, options.value(row, column)));
         image.data.set([bytes[code], bytes[code + 1], bytes[code + 2], 255], 4 * (row * columns.length + column));
         if (options.marked?.(row, column)) mark(row, column);
       }
@@ -162,12 +162,16 @@ export function matrix(options: MatrixOptions): Drawn {
   };
 }
 
-/** The ramp's 256 colours as bytes. */
+/** The colours from -1 to 1 as bytes, and where the colour of a place begins in them. */
 export function colourBytes(colour: (t: number) => string): Uint8ClampedArray {
-  const out = new Uint8ClampedArray(768);
-  for (let code = 0; code < 256; code++) {
+  const out = new Uint8ClampedArray(3 * 511);
+  for (let code = -255; code < 256; code++) {
     const value = parseInt(colour(code / 255).slice(1), 16);
-    out.set([value >> 16, (value >> 8) & 255, value & 255], 3 * code);
+    out.set([value >> 16, (value >> 8) & 255, value & 255], 3 * (code + 255));
   }
   return out;
+}
+
+export function byteOf(t: number): number {
+  return 3 * (Math.round(255 * t) + 255);
 }

@@ -4,7 +4,7 @@ import { links } from "../draw/links";
 import { matrix, type Drawn } from "../draw/matrix";
 import { shown, type Grid } from "../grid";
 import { MEASURES } from "../types";
-import { colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, SITE_TEXT, topOf, axisTitles, type Cell, type Context, type Shown } from "./context";
+import { colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, SITE_TEXT, strokeOf, topOf, axisTitles, type Cell, type Context, type Shown } from "./context";
 import { readout } from "./readout";
 
 /** For each row the column of its largest value; the first of equals. */
@@ -24,7 +24,7 @@ export function alignment(context: Context): Shown {
   const { state, site, theme } = context;
   const measure = state.b;
   const grid = gridOf(context, measure);
-  const scale = scaleOf(context, topOf(context, measure, grid));
+  const scale = scaleOf(context, measure, topOf(context, measure, grid));
   const pairs = rowMaxima(grid);
   const marked = new Set(pairs.map(([row, column]) => `${row},${column}`));
   const columns = context.width >= 760 ? 2 : 1;
@@ -45,7 +45,7 @@ export function alignment(context: Context): Shown {
     leave: () => context.hover(null),
     click: (row: number, column: number) => context.pin(focusAt(context, row, column)),
   };
-  const lines = links({ ...common, only: pairs, min: null, colour: theme.family[MEASURES[measure].family] });
+  const lines = links({ ...common, only: pairs, min: null, colour: strokeOf(context, measure) });
   const map = matrix({ ...common, colour: colourOf(context, measure), marked: (row, column) => marked.has(`${row},${column}`) });
   const numbers = readout(context, [{ measure, grid, scale }]);
   const drawn: Drawn[] = [lines, map];

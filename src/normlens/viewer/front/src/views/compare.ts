@@ -4,7 +4,7 @@ import { links } from "../draw/links";
 import { matrix, type Drawn } from "../draw/matrix";
 import { shown } from "../grid";
 import { MEASURES } from "../types";
-import { axisTitles, colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, SITE_TEXT, topOf, type Cell, type Context, type Shown } from "./context";
+import { axisTitles, colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, SITE_TEXT, strokeOf, topOf, type Cell, type Context, type Shown } from "./context";
 import { readout, type Side } from "./readout";
 
 export function compare(context: Context): Shown {
@@ -12,7 +12,7 @@ export function compare(context: Context): Shown {
   const measures = state.a === state.b ? [state.a] : [state.a, state.b];
   const sides: Side[] = measures.map((measure) => {
     const grid = gridOf(context, measure);
-    return { measure, grid, scale: scaleOf(context, topOf(context, measure, grid)) };
+    return { measure, grid, scale: scaleOf(context, measure, topOf(context, measure, grid)) };
   });
   // Shares of a row are one unit: both pictures then end at the same number.
   if (state.scale === "row") {
@@ -47,7 +47,7 @@ export function compare(context: Context): Shown {
     let note = "";
     let picture: Drawn;
     if (state.draw === "arcs") {
-      const out = links({ ...common, colour: theme.family[text.family], min: state.min });
+      const out = links({ ...common, colour: strokeOf(context, measure), min: state.min });
       note = out.note;
       picture = out;
     } else picture = matrix({ ...common, colour: colourOf(context, measure), empty: site.causal ? (row, column) => context.key[column].members[0] > context.query[row].members[context.query[row].members.length - 1] : undefined });

@@ -1,7 +1,7 @@
 /** What every view is given and gives back. */
 import { find, label, type Item } from "../axis";
 import type { Theme } from "../colour";
-import { ramp } from "../colour";
+import { diverging, ramp } from "../colour";
 import { largest, type Grid, type Site } from "../grid";
 import type { Scale } from "../scale";
 import type { State } from "../state";
@@ -57,16 +57,25 @@ export function topOf(context: Context, measure: Measure, grid: Grid): number {
   return context.state.shared ? context.site.top(measure, share, context.query, context.key) : largest(grid, share);
 }
 
-export function scaleOf(context: Context, top: number): Scale {
-  return { top, curve: context.state.curve, share: context.state.scale === "row" };
+export function scaleOf(context: Context, measure: Measure, top: number): Scale {
+  return { top, curve: context.state.curve, share: context.state.scale === "row", signed: context.site.data.maps[measure]?.signed };
 }
 
 export function colourOf(context: Context, measure: Measure): (t: number) => string {
-  return ramp(MEASURES[measure].family, context.theme.name);
+  const paint = context.site.data.maps[measure]?.signed ? diverging : ramp;
+  return paint(MEASURES[measure].family, context.theme.name);
+}
+
+/** The stroke of a link: the measure's hue, the other one for negative values. */
+export function strokeOf(context: Context, measure: Measure): (value: number) => string {
+  const { family } = MEASURES[measure];
+  return (value) => context.theme.family[value < 0 ? (family === "norm" ? "weight" : "norm") : family];
 }
 
 export function measureTitle(context: Context, measure: Measure): string {
-  return MEASURES[measure].perHead ? `${MEASURES[measure].name}, head ${context.state.head}` : MEASURES[measure].name;
+  if (!MEASURES[measure].perHead) return MEASURES[measure].name;
+  const missing = context.site.absent(layerIndex(context), headIndex(context)) ? " (this layer has no such head)" : "";
+  return `${MEASURES[measure].name}, head ${context.state.head}${missing}`;
 }
 
 export function labels(items: Item[]): string[] {

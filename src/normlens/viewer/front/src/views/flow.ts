@@ -15,8 +15,11 @@ const MEASURE: Measure = "attnresln_n";
 
 export function flow(context: Context): Shown {
   const { site, state, theme } = context;
-  if (!site.data.maps[MEASURE]) {
-    return { element: h("p", { class: "message" }, "Flow is the product of the attnresln_n maps, and this run holds none: ask analyze for attnresln_n."), pictures: [], caption: "", table: { columns: [], rows: () => [] }, focus: () => undefined };
+  const missing = !site.data.maps[MEASURE]
+    ? "Flow is the product of the attnresln_n maps, and this run holds none: ask analyze for attnresln_n."
+    : site.data.maps[MEASURE].signed ? "Flow is a product of shares, and a difference of two runs has none: open each run on its own." : null;
+  if (missing) {
+    return { element: h("p", { class: "message" }, missing), pictures: [], caption: "", table: { columns: [], rows: () => [] }, focus: () => undefined };
   }
   const items = context.query;
   const layers = site.data.layers;

@@ -1,6 +1,6 @@
 /** Mixing ratios: how much of each token's new vector comes from elsewhere, layer by layer. */
 import { format } from "d3-format";
-import { ramp } from "../colour";
+import { diverging, ramp } from "../colour";
 import { find } from "../axis";
 import { h } from "../dom";
 import { matrix } from "../draw/matrix";
@@ -22,8 +22,9 @@ export function mixing(context: Context): Shown {
     return context.query.map((item) => item.members.reduce((sum, index) => sum + tokens[index], 0) / item.members.length);
   });
   const means = values.map((row) => row.reduce((a, b) => a + b, 0) / Math.max(1, row.length));
-  const largest = Math.max(0, ...values.flat());
-  const scale = { top: state.full ? 1 : largest, curve: state.curve, share: false };
+  const largest = Math.max(0, ...values.flat().map(Math.abs));
+  const signed = site.data.ratios[state.ratio]!.signed;
+  const scale = { top: state.full ? 1 : largest, curve: state.curve, share: false, signed };
   const family = MEASURES[state.ratio].family;
   const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a cell for its ratio.");
   const drawn = matrix({
@@ -34,7 +35,7 @@ export function mixing(context: Context): Shown {
     columns: labels(context.query),
     value: (row, column) => values[row][column],
     scale,
-    colour: ramp(family, theme.name),
+    colour: (signed ? diverging : ramp)(family, theme.name),
     theme,
     found: { rows: new Set(), columns: context.found.rows },
     rowTitle: "",

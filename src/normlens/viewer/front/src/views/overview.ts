@@ -1,7 +1,7 @@
 /** Every layer and head at a glance: a grid of small maps, each of which opens. */
 import { ramp } from "../colour";
 import { h } from "../dom";
-import { colourBytes } from "../draw/matrix";
+import { byteOf, colourBytes } from "../draw/matrix";
 import { legend, picture } from "../draw/svg";
 import { largest, shown, type Grid } from "../grid";
 import { position, type Scale } from "../scale";
@@ -41,7 +41,7 @@ export function overview(context: Context): Shown {
     return tops.get(measure)!;
   };
   if (perHead) {
-    if (state.shared) legend(svg, left, bottom, Math.min(280, width - left - 8), scaleOf(context, sharedTop(state.over as Measure)), colourOf(context, state.over as Measure), theme);
+    if (state.shared) legend(svg, left, bottom, Math.min(280, width - left - 8), scaleOf(context, state.over as Measure, sharedTop(state.over as Measure)), colourOf(context, state.over as Measure), theme);
     else svg.append("text").attr("x", left).attr("y", bottom + 14).attr("font-size", 10).attr("fill", theme.muted).text("each small map ends at its own largest value: compare patterns, not strengths");
   } else {
     svg.append("text").attr("x", left).attr("y", bottom + 14).attr("font-size", 10).attr("fill", theme.muted)
@@ -82,10 +82,10 @@ export function overview(context: Context): Shown {
   const step = () => {
     if (layer >= layers.length || (layer > 0 && !svg.node()!.isConnected)) return;
     thumbs.forEach((thumb, index) => {
-      if (thumb.layer !== layer) return;
+      if (thumb.layer !== layer || (perHead && site.absent(thumb.layer, thumb.head))) return;
       const grid = site.grid(thumb.measure, thumb.layer, thumb.head, context.query, context.key);
       const end = state.shared ? sharedTop(thumb.measure) : largest(grid, share);
-      nodes[index].append("image").attr("href", thumbnail(grid, scaleOf(context, end), ramp(MEASURES[thumb.measure].family, theme.name), 2 * cell, site.causal))
+      nodes[index].append("image").attr("href", thumbnail(grid, scaleOf(context, thumb.measure, end), colourOf(context, thumb.measure), 2 * cell, site.causal))
         .attr("width", cell).attr("height", tall).attr("preserveAspectRatio", "none").attr("image-rendering", grid.columns * 2 < cell * 2 ? "pixelated" : "auto").attr("pointer-events", "none");
     });
     layer++;
@@ -130,8 +130,8 @@ export function thumbnail(grid: Grid, scale: Scale, colour: (t: number) => strin
     const base = Math.floor(row / step) * columns;
     for (let column = 0; column < grid.columns; column++) {
       const place = base + Math.floor(column / step);
-      const value = Math.abs(shown(grid, row, column, scale.share));
-      if (value > peak[place]) peak[place] = value;
+      const value = shown(grid, row, column, scale.share);
+      if (Math.abs(value) > Math.abs(peak[place])) peak[place] = value;
     }
   }
   const canvas = document.createElement("canvas");
@@ -142,7 +142,7 @@ export function thumbnail(grid: Grid, scale: Scale, colour: (t: number) => strin
   const bytes = colourBytes(colour);
   for (let place = 0; place < peak.length; place++) {
     if (causal && place % columns > Math.floor(place / columns)) continue;
-    const code = 3 * Math.round(255 * position(scale, peak[place]));
+    const code = byteOf(position(scale, peak[place]));
     image.data.set([bytes[code], bytes[code + 1], bytes[code + 2], 255], 4 * place);
   }
   context.putImageData(image, 0, 0);

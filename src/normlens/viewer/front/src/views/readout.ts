@@ -41,7 +41,7 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
         ...sides.map((side) => {
           const amount = value(side, index);
           const bar = h("i", { class: `bar ${MEASURES[side.measure].family}` });
-          bar.style.width = `${(100 * position({ ...side.scale, curve: "linear" }, amount)).toFixed(1)}%`;
+          bar.style.width = `${(100 * Math.abs(position({ ...side.scale, curve: "linear" }, amount))).toFixed(1)}%`;
           return h("td", {}, h("b", {}, number(amount, side.scale.share)), h("span", { class: "track" }, bar));
         }),
         extra ? h("td", { "data-part": "f_norm" }, number(normOf(items[index]))) : null));
