@@ -248,6 +248,10 @@ def test_alignment_links_are_row_maxima(opened, sites) -> None:
         assert sorted(map(tuple, got)) == [(row, column) for row, column in enumerate(best)]
     rows = rows_of(page)
     assert [row["key_token"] for row in rows] == [SOURCE[i] for i in best]
+    assert [row["written_token"] for row in rows] == [*TARGET[1:], ""]
+    page.get_by_role("button", name="Written").click()
+    page.wait_for_function("location.hash.includes('written=true')")
+    assert page.locator(".links ~ .row-label").first.text_content() == "The"
 
 
 def test_keys_change_layer_head_and_view_and_the_address_restores_them(opened, document) -> None:

@@ -70,6 +70,8 @@ export function controls(app: App): Controls {
   const scale = choice("scale", [["row", "Row share", "each row divided by its sum"], ["absolute", "Absolute", "values as measured"]], (value: State["scale"]) => set({ scale: value, min: null }));
   const curve = choice("curve", [["linear", "Linear"], ["sqrt", "√", "square root: small values show better; the legend says what a colour stands for"]], (value: State["curve"]) => set({ curve: value }));
   const level = choice("level", [["token", "Tokens"], ["word", "Words", "subwords merged: contributing columns added, computed rows averaged"]], (value: State["level"]) => set({ level: value }));
+  const written = choice("written", [["read", "Read", "label each target position by the token it reads"], ["written", "Written", "label each target position by the token it is about to write"]], (value: "read" | "written") => set({ written: value === "written" }));
+  syncs.push(() => written.set(app.state.written ? "written" : "read"));
   const full = choice("full", [["max", "0 to largest"], ["one", "0 to 1"]], (value: "max" | "one") => set({ full: value === "one" }));
   syncs.push(() => draw.set(app.state.draw), () => scale.set(app.state.scale), () => curve.set(app.state.curve), () => full.set(app.state.full ? "one" : "max"), () => level.set(app.state.level, app.canMerge() ? [] : ["word"]));
   const shared = h("input", { type: "checkbox", "data-control": "shared" });
@@ -133,13 +135,14 @@ export function controls(app: App): Controls {
   const model = app.data.provenance.model;
   const element = h("header", {},
     h("div", { class: "top" },
-      h("div", { class: "title" }, h("strong", {}, "normlens"), h("h1", { title: shorten(app.data.title, 300) }, shorten(app.data.title, 90)), model ? h("span", { class: "model" }, shorten(String(model), 60)) : null),
+      h("div", { class: "title" }, h("strong", {}, "normlens"), h("h1", { title: shorten(app.data.title, 300) }, shorten(app.data.title, 140)), model ? h("span", { class: "model" }, shorten(String(model), 60)) : null),
       h("div", { class: "group" }, find, foundOut, theme.element)),
     h("nav", { "aria-label": "Views" }, ...tabs, sites.element, h("span", { class: "gap" }), table, h("div", { class: "choice", role: "group", "aria-label": "Download" }, ...files)),
     h("div", { class: "bar" },
       group(layer, head, measure("a", "Compare", on("compare")), measure("b", "with", on("compare")), measure("b", "Measure", on("alignment")), shownFor(field("Show", over.element), on("overview")), shownFor(field("Measure", ratio.element), on("mixing"))),
       group(shownFor(draw.element, on("compare")), level.element, shownFor(scale.element, on("compare", "overview", "alignment")), shownFor(curve.element, on("compare", "overview", "alignment", "mixing")),
         shownFor(full.element, on("mixing")),
+        shownFor(h("span", { class: "field" }, h("span", {}, "Target token"), written.element), () => app.state.view === "alignment" && app.state.level === "token"),
         shownFor(h("label", { class: "check", title: "one scale for all layers and heads" }, shared, "Same scale for all layers"), on("compare", "overview", "alignment")),
         shownFor(h("label", { class: "field stepper" }, h("span", {}, "Links"), min, minOut), () => app.state.view === "flow" || (app.state.view === "compare" && app.state.draw === "arcs")),
         h("span", { class: "field" }, querySpanText, querySpan.from, "–", querySpan.to),

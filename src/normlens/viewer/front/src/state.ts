@@ -34,6 +34,8 @@ export interface State {
   ratio: Measure;
   /** End of the mixing scale: 1, or the largest ratio. */
   full: boolean;
+  /** In the alignment view: is a target position named by the token it is about to write, not by the one it reads? */
+  written: boolean;
   table: boolean;
   theme: ThemeChoice;
 }
@@ -76,6 +78,7 @@ export function initial(document: Document): State {
     over: site.maps.af_norm ? "af_norm" : site.maps.alpha ? "alpha" : "layers",
     ratio: ratios.includes("attnresln_n") ? "attnresln_n" : (ratios[0] ?? "attnresln_n"),
     full: false,
+    written: false,
     table: false,
     theme: "auto",
   };
@@ -95,7 +98,7 @@ const WORDS: Partial<Record<keyof State, readonly string[]>> = {
   theme: ["auto", "light", "dark"],
 };
 const NUMBERS: (keyof State)[] = ["layer", "head", "query", "key", "min"];
-const FLAGS: (keyof State)[] = ["shared", "full", "table"];
+const FLAGS: (keyof State)[] = ["shared", "full", "written", "table"];
 const SPANS: (keyof State)[] = ["spanEncoder", "spanDecoder"];
 
 /** Only what differs from the opening state, as `layer=5&scale=absolute`. */

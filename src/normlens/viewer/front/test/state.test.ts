@@ -14,7 +14,7 @@ test("opens with the weight against the whole block", () => {
 
 test("a hash gives back every choice", () => {
   const first = initial(data);
-  const chosen: State = { ...first, view: "flow", layer: 3, a: "alpha", scale: "absolute", curve: "sqrt", shared: false, level: "word", spanEncoder: [0, 1], query: 1, min: 0.05, table: true, theme: "dark", full: true };
+  const chosen: State = { ...first, view: "flow", layer: 3, a: "alpha", scale: "absolute", curve: "sqrt", shared: false, level: "word", spanEncoder: [0, 1], query: 1, min: 0.05, table: true, theme: "dark", full: true, written: true };
   expect(fromHash(`#${toHash(chosen, first)}`, first, data)).toEqual(chosen);
   expect(toHash(first, first)).toBe("");
 });

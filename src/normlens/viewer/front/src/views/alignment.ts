@@ -30,16 +30,20 @@ export function alignment(context: Context): Shown {
   const columns = context.width >= 760 ? 2 : 1;
   const width = Math.min(720, Math.floor((context.width - 24 * (columns - 1)) / columns) - 34);
   const titles = axisTitles(site);
+  // A decoder reads token i at position i and writes token i + 1 there; which of the two a link is about is a choice.
+  const written = state.written && state.level === "token";
+  const next = site.data.query.text;
+  const names = written ? context.query.map((item) => next[item.members[0] + 1] ?? "(end)") : labels(context.query);
   const common = {
     name: `Strongest source position of each target position, ${measureTitle(context, measure)}, layer ${state.layer}`,
     width,
-    rows: labels(context.query),
+    rows: names,
     columns: labels(context.key),
     value: (row: number, column: number) => shown(grid, row, column, scale.share),
     scale,
     theme,
     found: context.found,
-    rowTitle: titles.row,
+    rowTitle: written ? "target, written" : titles.row,
     columnTitle: titles.column,
     hover: (row: number, column: number) => context.hover(focusAt(context, row, column)),
     leave: () => context.hover(null),
@@ -54,15 +58,15 @@ export function alignment(context: Context): Shown {
     element: h("div", { class: "compare alignment" },
       h("div", { class: `panels columns-${columns}` },
         h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h3", {}, "Alignment links"), h("p", {}, `for each target position the source position with the largest ${measureTitle(context, measure)}`),
-          h("p", { class: "note" }, "Target positions are the decoder's input tokens. Special tokens are not taken out, and nothing is symmetrized.")), lines.node),
+          h("p", { class: "note" }, `Target positions are named by the token ${written ? "they are about to write" : "they read"}. Special tokens are not taken out, and nothing is symmetrized.`)), lines.node),
         h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h3", {}, measureTitle(context, measure)), h("p", {}, MEASURES[measure].says)), map.node)),
       numbers.element),
     pictures: [{ title: "Alignment links (row maxima)", node: lines.node }, { title: measureTitle(context, measure), node: map.node }],
     caption: `${SITE_TEXT[site.name]}, layer ${state.layer}; links are row maxima`,
     table: {
-      columns: ["query", "query_token", "key", "key_token", measure, `${measure}_row_share`],
+      columns: ["query", "query_token", "written_token", "key", "key_token", measure, `${measure}_row_share`],
       rows: () => pairs.map(([row, column]): Cell[] => [
-        context.query[row].position, context.query[row].raw, context.key[column].position, context.key[column].raw, shown(grid, row, column, false), shown(grid, row, column, true),
+        context.query[row].position, context.query[row].raw, site.data.query.tokens[context.query[row].members[context.query[row].members.length - 1] + 1] ?? "", context.key[column].position, context.key[column].raw, shown(grid, row, column, false), shown(grid, row, column, true),
       ]),
     },
     focus: (focus) => {

@@ -64,11 +64,12 @@ export function flow(context: Context): Shown {
   const x = (level: number) => left + 8 + (level / depth) * (width - left - right - 16);
   const y = (index: number) => top + (index + 0.5) * step;
   const svg = picture(width, top + step * items.length + 10, `Flow into ${shorten(items[output].text, 40)} through ${depth} layers`);
-  const every2 = Math.max(1, Math.ceil(30 / ((width - left - right) / depth)));
+  const room = (width - left - right) / depth;
+  const every2 = Math.max(1, Math.ceil(24 / room));
   svg.append("text").attr("x", x(0)).attr("y", 14).attr("text-anchor", "middle").attr("font-size", 10).attr("fill", theme.muted).text("input");
   layers.forEach((layer, index) => {
     if ((depth - 1 - index) % every2) return;
-    svg.append("text").attr("x", x(index + 1)).attr("y", 14).attr("text-anchor", "middle").attr("font-size", 10).attr("fill", theme.muted).text(context.width < 640 || every2 > 1 ? `${layer}` : `layer ${layer}`);
+    svg.append("text").attr("x", x(index + 1)).attr("y", 14).attr("text-anchor", "middle").attr("font-size", 10).attr("fill", theme.muted).text(room < 56 ? `${layer}` : `layer ${layer}`);
   });
   for (let level = 0; level <= depth; level++) svg.append("line").attr("x1", x(level)).attr("x2", x(level)).attr("y1", top).attr("y2", top + step * items.length).attr("stroke", theme.line);
   const curve = linkHorizontal<unknown, { source: [number, number]; target: [number, number] }, [number, number]>().x((p) => p[0]).y((p) => p[1]);

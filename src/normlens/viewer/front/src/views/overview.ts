@@ -23,7 +23,9 @@ export function overview(context: Context): Shown {
   const columns = perHead ? site.data.heads.length : layered.length;
   const left = 58;
   const gap = 5;
-  const cell = Math.max(20, Math.min(perHead ? 96 : 132, (context.width - 40 - left) / Math.max(1, columns) - gap));
+  // Deep models: smaller maps, so that the whole stack can be taken in.
+  const roomy = Math.max(44, 1500 / site.data.layers.length);
+  const cell = Math.max(20, Math.min(perHead ? 96 : 132, roomy, (context.width - 40 - left) / Math.max(1, columns) - gap));
   const top = 26;
   const layers = site.data.layers;
   const ratio = context.query.length / Math.max(1, context.key.length);
