@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from normlens.analysis import Analysis
+
 
 def dataset(
     query: Sequence[str],
@@ -58,6 +60,7 @@ def dataset(
         "f_norm": (("layer", "head", "key"), f_norm),
         "af_norm": (("layer", "head", "query", "key"), alpha * f_norm[:, :, None, :]),
         **{name: (("layer", "query", "key"), values) for name, values in maps.items()},
+        "proof": (("layer",), np.full(layers, 1e-7)),
     }
     if own:
         for name, values in maps.items():
@@ -86,6 +89,19 @@ def long_text(count: int) -> list[str]:
     words = text.split()
     body = [words[i % len(words)] for i in range(count - 2)]
     return ["[CLS]", *body, "[SEP]"]
+
+
+def analysis(*, cross: bool = False) -> Analysis:
+    """An Analysis of one sentence, or of a sentence and its translation."""
+    sites = {"encoder": dataset(SENTENCE)}
+    if cross:
+        source, target = ["▁Le", "▁chat", "</s>"], ["<pad>", "▁The", "▁cat", "s"]
+        sites = {
+            "encoder": dataset(source),
+            "decoder": dataset(target, causal=True),
+            "cross": dataset(target, source),
+        }
+    return Analysis(sites, {"model": {"name": "synthetic", "dtype": "float32"}, "versions": {"normlens": "0.1.0"}})
 
 
 RECORD = {"model": "synthetic", "normlens": "0.1.0", "dtype": "float32", "proof": 1.2e-7}
