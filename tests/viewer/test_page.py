@@ -286,8 +286,10 @@ def test_find_marks_tokens_and_enter_walks_through_them(opened, document) -> Non
     assert page.locator(".found").inner_text() == ""
 
 
-@pytest.mark.parametrize("view", ["compare", "overview", "mixing", "flow"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("view", "theme"),
+    [("compare", "light"), ("compare", "dark"), ("overview", "dark"), ("mixing", "light"), ("flow", "light")],
+)
 def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view, theme) -> None:
     page = opened(document, f"view={view}", theme=theme)
     if view == "overview":
@@ -319,16 +321,26 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
     assert page.get_by_role("button", name="Matrix").get_attribute("aria-pressed") == "false"
 
 
+ROOTS = """() => {
+    const numbers = new Float64Array(2e6).map((_, i) => i % 97);
+    const start = performance.now();
+    let sum = 0;
+    for (let k = 0; k < 10; k++) for (const number of numbers) sum += Math.sqrt(number);
+    return sum > 0 && (performance.now() - start) / 1000;
+}"""
+
+
 def test_512_tokens_answer_quickly(opened) -> None:
     data = dataset(long_text(512), layers=4, heads=2)
     page = opened(payload({"encoder": data}), "layer=1")
     for view in ("1", "4", "3"):
         page.keyboard.press(view)
+        # Seconds say little on a shared machine: a step may cost so many times twenty million square roots (30 ms).
+        unit = page.evaluate(ROOTS)
         start = time.perf_counter()
         page.keyboard.press("ArrowDown")
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
-        # Two shared cores without a graphics card: a person's machine is several times faster.
-        assert time.perf_counter() - start < 1.5
+        assert time.perf_counter() - start < 20 * unit
     page.keyboard.press("1")
     page.keyboard.press("m")
     page.wait_for_selector("path.link")
