@@ -40,7 +40,8 @@ export function ramp(family: Family, theme: ThemeName): (t: number) => string {
     const lightness = theme === "light" ? 98 - 73 * t : 12 + 80 * t;
     const bell = theme === "light" ? Math.sin(Math.PI * 0.8 * t ** 0.85) : Math.sin(Math.PI * 0.82 * t ** 0.8);
     let chroma = (family === "norm" ? 46 : 60) * bell * (theme === "light" ? 1 : 0.85);
-    const hue = first + (last - first) * (theme === "light" ? t : 1 - t);
+    let hue = first + (last - first) * (theme === "light" ? t : 1 - t);
+    if (theme === "dark" && chroma < 3) [hue, chroma] = [255, 3]; // zero in the tone of the dark panel
     let colour = hcl(hue, chroma, lightness);
     // Out of the screen's gamut: less chroma, same lightness, since lightness carries the number.
     while (!colour.displayable() && chroma > 0) {

@@ -58,7 +58,7 @@ export function strongest(rows: number, columns: number, value: (row: number, co
 export function links(options: LinksOptions): Drawn & { note: string } {
   const { rows, columns, theme, scale } = options;
   const count = Math.max(rows.length, columns.length);
-  const step = Math.min(22, Math.max(5, 900 / count));
+  const step = Math.min(22, Math.max(5, 760 / count));
   const size = Math.min(12.5, Math.max(9, step - 2));
   const every = Math.max(1, Math.ceil(10.5 / step));
   const gutter = 46;

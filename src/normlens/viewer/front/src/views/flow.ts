@@ -25,7 +25,9 @@ export function flow(context: Context): Shown {
   const layers = site.data.layers;
   const depth = layers.length;
   const pinned = find(items, state.query);
-  const output = pinned >= 0 ? pinned : items.length - 1;
+  // The last token that is text: an end mark says less.
+  const lastText = items.findLastIndex((item) => site.data.query.words[item.members[0]] !== null);
+  const output = pinned >= 0 ? pinned : lastText >= 0 ? lastText : items.length - 1;
   const place = new Map<number, number>();
   items.forEach((item, index) => item.members.forEach((member) => place.set(member, index)));
   // The product runs over all tokens; words and spans are joined afterwards, so that no path is lost.
@@ -52,7 +54,7 @@ export function flow(context: Context): Shown {
   const shownCut = edges.length > MOST_EDGES ? kept[kept.length - 1].share : cut;
 
   const names = labels(items);
-  const step = Math.min(24, Math.max(5, 900 / items.length));
+  const step = Math.min(24, Math.max(5, 680 / items.length));
   const size = Math.min(12.5, Math.max(9, step - 2));
   const every = Math.max(1, Math.ceil(10.5 / step));
   const label = Math.min(context.width < 500 ? 70 : 130, Math.max(30, ...names.map((text) => textWidth(text.slice(0, 40), size))) + 6);
