@@ -43,7 +43,7 @@ def row_shares(values: np.ndarray) -> np.ndarray:
 
 def minilm_facts(analysis: normlens.Analysis) -> str:
     tokens = analysis.site("encoder").query_tokens
-    others = [i for i in range(len(tokens)) if i != 0]
+    others = range(1, len(tokens))
     weight, whole = (
         row_shares(analysis[name].sel(layer=4).values)[others, 0].mean() for name in ("attn_w", "attnresln_n")
     )
@@ -119,7 +119,12 @@ EXAMPLES = (
         language_model_facts,
         load={"gguf_file": "model.gguf"},
         pictures=(
-            ("viewer-language-model", "layer=16&query=8", "dark", "Compare: the first token takes weight, not content"),
+            (
+                "viewer-language-model",
+                "layer=16&query=8",
+                "dark",
+                "Compare: weight and contribution of the first token",
+            ),
             ("viewer-flow-deep", "view=flow&query=8", "dark", "Flow through 30 layers"),
         ),
     ),

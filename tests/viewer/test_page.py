@@ -272,6 +272,31 @@ def test_keys_change_layer_head_and_view_and_the_address_restores_them(opened, d
     assert (page.url, page.locator(".view").inner_text(), page.locator("[data-part=table]").inner_text()) == before
 
 
+def test_tokens_and_thumbnails_are_walked_through_by_keyboard(opened, document) -> None:
+    page = opened(document, "layer=1")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.wait_for_function("location.hash.includes('query=1')")
+    assert page.locator("[data-part=line]").inner_text() == "the at position 1"
+    page.keyboard.press("2")
+    page.wait_for_selector("svg[data-complete]")
+    page.locator(".thumb[data-chosen]").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("location.hash.includes('head=2')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".compare")
+    assert page.locator("[data-measure=af_norm] h3").inner_text() == "‖αf(x)‖, head 2"
+    assert page.locator("[data-control=layer]").input_value() == "1"
+
+
+def test_the_raw_token_is_said_where_it_reads_differently(opened, document) -> None:
+    page = opened(document, f"query={SENTENCE.index('##lon')}")
+    assert page.locator("[data-part=line]").inner_text() == "·lon at position 11, token ##lon"
+    title = page.locator("[data-measure=attn_w] .row-target[data-row='11'] title").text_content()
+    assert title == "token: ##lon\nposition: 11"
+
+
 def test_find_marks_tokens_and_enter_walks_through_them(opened, document) -> None:
     page = opened(document)
     page.keyboard.press("/")
@@ -383,7 +408,7 @@ HOSTILE = [
 def test_hostile_tokens_stay_text(opened, view) -> None:
     data = dataset(HOSTILE, layers=2, heads=2)
     evil = HOSTILE[0]
-    document = payload({"encoder": data}, title=evil + HOSTILE[2], provenance={"model": evil, evil: [HOSTILE[1]]})
+    document = payload({"encoder": data}, title=evil + HOSTILE[2] + "\x00\u202e\ud800", provenance={"model": evil, evil: [HOSTILE[1]]})
     page = opened(document, f"view={view}&query=0&table=true")
     inside = page.evaluate(
         """() => { const r = document.querySelector('#normlens').shadowRoot;

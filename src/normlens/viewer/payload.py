@@ -48,7 +48,7 @@ def payload(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "title": title,
+        "title": _utf8(title),
         "limit": DRAWN_TOKENS,
         "provenance": _plain(dict(provenance or {})),
         "sites": [_site(name, sites[name], span, heads) for name in SITES if name in sites],

@@ -8,7 +8,7 @@ import { Site } from "./grid";
 import { onKey } from "./keys";
 import { fromHash, initial, settle, spanOf, toHash, type State, type View } from "./state";
 import style from "./style.css";
-import { shorten } from "./text";
+import { shorten, visible } from "./text";
 import type { Document } from "./types";
 import { alignment } from "./views/alignment";
 import { compare } from "./views/compare";
@@ -152,19 +152,27 @@ export class App {
     this.update(places[this.place]);
   }
 
+  /** Pin the token after or before the pinned one. */
+  walk(step: number): void {
+    const list = this.axis("query");
+    const at = list.findIndex((item) => this.state.query !== null && item.members.includes(this.state.query));
+    const next = at < 0 ? (step > 0 ? 0 : list.length - 1) : Math.min(list.length - 1, Math.max(0, at + step));
+    if (list.length) this.update({ query: list[next].members[0], key: null });
+  }
+
   found(): number {
     const both = this.state.site === "cross" ? this.matches(this.axis("key")).size : 0;
     return this.matches(this.axis("query")).size + both;
   }
 
   heading(): string {
-    return this.data.title ? shorten(this.data.title, 90) : "normlens";
+    return this.data.title ? shorten(visible(this.data.title), 90) : "normlens";
   }
 
   record(): string {
     const { provenance } = this.data;
     const known = ["model", "dtype", "normlens", "version", "transformers", "torch"].filter((name) => typeof provenance[name] === "string" || typeof provenance[name] === "number");
-    return [`normlens view`, ...known.map((name) => `${name} ${String(provenance[name])}`)].join(" · ");
+    return [`normlens view`, ...known.map((name) => `${name} ${visible(String(provenance[name]))}`)].join(" · ");
   }
 
   async export(kind: "svg" | "png" | "csv"): Promise<void> {
@@ -214,8 +222,11 @@ export class App {
       },
       update: (patch) => this.update(patch),
     };
+    const inside = (this.root.activeElement as Element | null)?.classList.contains("thumb");
     this.shown = VIEW[this.state.view](context);
     this.main.replaceChildren(this.shown.element);
+    // Who walks through the overview with the arrows stays in it.
+    if (inside) this.main.querySelector<SVGElement>(".thumb[data-chosen]")?.focus();
     this.under.replaceChildren(...(this.state.table ? [tableOf(this.shown)] : []));
     this.point(this.hovered);
   }

@@ -1,4 +1,5 @@
 /** What stands on an axis: tokens or words, all of them or a span. */
+import { visible } from "./text";
 import type { AxisData } from "./types";
 
 export interface Item {
@@ -35,6 +36,12 @@ export function items(axis: AxisData, level: Level, span: [number, number] | nul
 
 export function label(item: Item): string {
   return (item.continues ? "·" : "") + item.text;
+}
+
+/** What a label does not say: the raw token and its position, for the hover. */
+export function hint(item: Item): string {
+  const raw = item.raw.length > 300 ? `${item.raw.slice(0, 300)}… (${item.raw.length} characters)` : item.raw;
+  return `token: ${visible(raw)}\nposition: ${item.position}`;
 }
 
 /** Does any word span several tokens, so that the word level differs? */

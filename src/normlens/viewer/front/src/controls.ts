@@ -3,7 +3,7 @@ import type { App } from "./app";
 import { choice, field, h, select, type Child } from "./dom";
 import { number } from "./scale";
 import { spanOf, stream, views, type State, type View } from "./state";
-import { shorten } from "./text";
+import { shorten, visible } from "./text";
 import { MEASURES, type Measure } from "./types";
 
 export interface Controls {
@@ -135,7 +135,7 @@ export function controls(app: App): Controls {
   const model = app.data.provenance.model;
   const element = h("header", {},
     h("div", { class: "top" },
-      h("div", { class: "title" }, h("strong", {}, "normlens"), h("h1", { title: shorten(app.data.title, 300) }, shorten(app.data.title, 240)), model ? h("span", { class: "model" }, shorten(String(model), 60)) : null),
+      h("div", { class: "title" }, h("strong", {}, "normlens"), h("h1", { title: shorten(visible(app.data.title), 300) }, shorten(visible(app.data.title), 240)), model ? h("span", { class: "model" }, shorten(visible(String(model)), 60)) : null),
       h("div", { class: "group" }, find, foundOut, theme.element)),
     h("nav", { "aria-label": "Views" }, ...tabs, sites.element, h("span", { class: "gap" }), table, h("div", { class: "choice", role: "group", "aria-label": "Download" }, ...files)),
     h("div", { class: "bar" },

@@ -36,7 +36,9 @@ export function compose(view: Shown, heading: string, record: string, theme: The
 }
 
 export function svgText(node: SVGSVGElement): string {
-  return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(node)}`;
+  // A character that XML cannot hold would make the whole file unreadable.
+  const text = new XMLSerializer().serializeToString(node).replace(/[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd");
+  return `<?xml version="1.0" encoding="UTF-8"?>\n${text}`;
 }
 
 export async function png(node: SVGSVGElement, factor = 2): Promise<Blob> {

@@ -17,6 +17,8 @@ export interface Grid {
 export class Site {
   readonly name: SiteData["name"];
   readonly causal: boolean;
+  /** Small maps that the overview has drawn. */
+  readonly thumbnails = new Map<string, string>();
   private cache = new Map<string, Float32Array>();
   constructor(readonly data: SiteData) {
     this.name = data.name;

@@ -7,6 +7,7 @@ export const KEYS: [string, string][] = [
   ["← →", "head"],
   ["1 … 5", "view"],
   ["/", "find a token; Enter for the next"],
+  ["j k", "next or previous token"],
   ["m", "links or matrix"],
   ["w", "tokens or words"],
   ["t", "table of the view"],
@@ -47,6 +48,10 @@ function act(app: App, key: string): boolean {
       return site.data.heads.length > 0;
     case "/":
       app.root.querySelector<HTMLInputElement>("[data-control=find]")?.focus();
+      return true;
+    case "j":
+    case "k":
+      app.walk(key === "j" ? 1 : -1);
       return true;
     case "m":
       app.update({ draw: state.draw === "arcs" ? "matrix" : "arcs" });

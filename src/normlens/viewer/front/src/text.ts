@@ -55,6 +55,11 @@ export function shorten(text: string, count: number): string {
   return parts.length > count ? parts.slice(0, count).join("") + "…" : isolate(text);
 }
 
+/** Text with control characters and marks of direction written as their codes: nothing acts, nothing hides. */
+export function visible(text: string): string {
+  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/g, (c) => `⟨${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
 function isolate(text: string): string {
   // First-strong isolate: the ellipsis of a right-to-left label stands at its end, which is on the left.
   return RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text;

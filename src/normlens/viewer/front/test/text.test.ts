@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { items, label } from "../src/axis";
 import { number, position, valueAt } from "../src/scale";
-import { fit, graphemes, shorten } from "../src/text";
+import { fit, graphemes, shorten, visible } from "../src/text";
 import { strongest } from "../src/draw/links";
 import { axis } from "./support";
 
@@ -13,6 +13,11 @@ test("long text is cut, right-to-left text keeps its own direction", () => {
   expect(shorten("x".repeat(10000), 5)).toBe("xxxxx…");
   expect(fit("x".repeat(10000), 40, 10).length).toBeLessThan(12);
   expect(shorten("שלום", 10)).toBe("\u2068שלום\u2069");
+});
+
+test("control characters and marks of direction are written as codes", () => {
+  expect(visible("a\u0000\u202eb\u2066")).toBe("a⟨0000⟩⟨202E⟩b⟨2066⟩");
+  expect(visible("שלום 日本 👩🏽‍💻")).toBe("שלום 日本 👩🏽‍💻");
 });
 
 test("numbers carry three digits, shares one decimal", () => {

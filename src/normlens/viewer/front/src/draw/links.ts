@@ -16,6 +16,9 @@ export interface LinksOptions {
   width: number;
   rows: string[];
   columns: string[];
+  /** Said when a token is pointed at: the raw token. */
+  rowHints: string[];
+  columnHints: string[];
   value: (row: number, column: number) => number;
   scale: Scale;
   /** Stroke of a link, by the sign of its value. */
@@ -101,7 +104,8 @@ export function links(options: LinksOptions): Drawn & { note: string } {
         .attr("width", anchor === "end" ? xLeft : options.width - xRight).attr("height", step).attr("fill", "transparent")
         .on("pointerenter", () => (kind === "row" ? options.hover?.(index, -1) : options.hover?.(-1, index)))
         .on("pointerleave", () => options.leave?.())
-        .on("click", () => (kind === "row" ? options.click?.(index, -1) : options.click?.(-1, index)));
+        .on("click", () => (kind === "row" ? options.click?.(index, -1) : options.click?.(-1, index)))
+        .append("title").text((kind === "row" ? options.rowHints : options.columnHints)[index]);
     });
   };
   side(rows, left, "end", options.found.rows, "row");

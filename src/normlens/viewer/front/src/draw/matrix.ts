@@ -13,6 +13,9 @@ export interface MatrixOptions {
   width: number;
   rows: string[];
   columns: string[];
+  /** Said when a label is pointed at: the raw token. */
+  rowHints?: string[];
+  columnHints?: string[];
   value: (row: number, column: number) => number;
   /** Cells that cannot be (the future of a causal decoder) stay empty rather than zero. */
   empty?: (row: number, column: number) => boolean;
@@ -70,13 +73,13 @@ export function matrix(options: MatrixOptions): Drawn {
     if (row % rowStep && !options.found.rows.has(row)) return;
     body.append("text").attr("class", "row-label").attr("data-row", row).attr("x", -6).attr("y", (row + 0.5) * cellHeight).attr("dy", "0.34em")
       .attr("text-anchor", "end").attr("font-size", size).attr("fill", options.found.rows.has(row) ? theme.found : theme.ink)
-      .attr("font-weight", options.found.rows.has(row) ? 700 : 400).text(fit(text, rowLabel, size));
+      .attr("font-weight", options.found.rows.has(row) ? 700 : 400).text(fit(text, rowLabel, size)).append("title").text(options.rowHints?.[row] ?? text);
   });
   const columnText = (text: string, column: number) =>
     body.append("text").attr("class", "column-label").attr("data-column", column).attr("font-size", size)
       .attr("transform", `translate(${(column + 0.5) * cellWidth + (slanted ? 0 : 4)},-6) rotate(${slanted ? -45 : -90})`)
       .attr("fill", options.found.columns.has(column) ? theme.found : theme.ink).attr("font-weight", options.found.columns.has(column) ? 700 : 400)
-      .text(fit(text, columnLabel, size));
+      .text(fit(text, columnLabel, size)).append("title").text(options.columnHints?.[column] ?? text);
   columns.forEach((text, column) => {
     if (column % columnStep && !options.found.columns.has(column)) return;
     columnText(text, column);

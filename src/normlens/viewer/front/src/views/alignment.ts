@@ -1,4 +1,5 @@
 /** Source and target of an encoder-decoder: the strongest source position of each target position, and the whole map. */
+import { hint } from "../axis";
 import { h } from "../dom";
 import { links } from "../draw/links";
 import { matrix, type Drawn } from "../draw/matrix";
@@ -39,6 +40,8 @@ export function alignment(context: Context): Shown {
     width,
     rows: names,
     columns: labels(context.key),
+    rowHints: context.query.map(hint),
+    columnHints: context.key.map(hint),
     value: (row: number, column: number) => shown(grid, row, column, scale.share),
     scale,
     theme,

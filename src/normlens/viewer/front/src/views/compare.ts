@@ -1,4 +1,5 @@
 /** Two measures of one layer side by side, as links or as a matrix. */
+import { hint } from "../axis";
 import { h } from "../dom";
 import { links } from "../draw/links";
 import { matrix, type Drawn } from "../draw/matrix";
@@ -34,6 +35,8 @@ export function compare(context: Context): Shown {
       width: Math.min(width, 760),
       rows: labels(context.query),
       columns: labels(context.key),
+      rowHints: context.query.map(hint),
+      columnHints: context.key.map(hint),
       value,
       scale,
       theme,

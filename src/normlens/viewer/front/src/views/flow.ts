@@ -1,6 +1,6 @@
 /** From one output token back through all layers to the inputs. */
 import { linkHorizontal } from "d3-shape";
-import { find } from "../axis";
+import { find, hint } from "../axis";
 import { h } from "../dom";
 import { picture } from "../draw/svg";
 import { flow as shares, type Edge } from "../paths";
@@ -111,15 +111,16 @@ export function flow(context: Context): Shown {
     }
     if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) text(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
     svg.append("rect").attr("class", "output-target").attr("data-index", index).attr("x", width - right).attr("y", y(index) - step / 2).attr("width", right).attr("height", step)
-      .attr("fill", "transparent").attr("cursor", "pointer").attr("role", "button").attr("aria-label", `Trace ${shorten(items[index].text, 40)}`)
-      .on("click", () => context.update({ query: items[index].members[0] }));
+      .attr("fill", "transparent").attr("cursor", "pointer")
+      .on("click", () => context.update({ query: items[index].members[0] }))
+      .append("title").text(`${hint(items[index])}\nclick to trace it`);
   });
   const gaps = layers.length && layers[layers.length - 1] - layers[0] + 1 !== layers.length;
   return {
     element: h("div", { class: "flow" }, h("figure", { class: "panel norm" },
       h("figcaption", {}, h("h3", {}, "Where ", token(items[output]), " draws from, through all layers"),
         h("p", {}, "Product of the row-normalized ", MEASURES[MEASURE].name, " maps: every column of nodes sums to 100 %. Feed-forward blocks are not in it."),
-        h("p", { class: "note", "data-part": "note" }, `${kept.length.toLocaleString("en")} of ${all.total.toLocaleString("en")} steps between ${words ? "tokens, joined to words," : "positions"} drawn: ≥ ${number(shownCut, true)}. Choose an output token on the right.${place.size < site.keys ? " Positions outside the span take part but are not shown." : ""}${gaps ? " Layers without an attention site are passed over." : ""}`)),
+        h("p", { class: "note", "data-part": "note" }, `${kept.length.toLocaleString("en")} of ${all.total.toLocaleString("en")} steps between ${words ? "tokens, joined to words," : "positions"} drawn: ≥ ${number(shownCut, true)}. Choose an output token on the right, or with j and k.${place.size < site.keys ? " Positions outside the span take part but are not shown." : ""}${gaps ? " Layers without an attention site are passed over." : ""}`)),
       svg.node()!)),
     pictures: [{ title: `Flow into ${shorten(items[output].text, 40)} (position ${items[output].position})`, node: svg.node()! }],
     caption: `${SITE_TEXT[site.name]}; product of the row-normalized ${MEASURES[MEASURE].name} maps, feed-forward blocks not in it; steps ≥ ${number(shownCut, true)} drawn`,

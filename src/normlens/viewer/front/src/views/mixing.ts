@@ -1,7 +1,7 @@
 /** Mixing ratios: how much of each token's new vector comes from elsewhere, layer by layer. */
 import { format } from "d3-format";
 import { diverging, ramp } from "../colour";
-import { find } from "../axis";
+import { find, hint } from "../axis";
 import { h } from "../dom";
 import { matrix } from "../draw/matrix";
 import { number } from "../scale";
@@ -33,6 +33,7 @@ export function mixing(context: Context): Shown {
     rows: layers.map((layer) => `layer ${layer}`),
     rowValues: { title: "mean", texts: means.map((mean) => format(".3f")(mean)) },
     columns: labels(context.query),
+    columnHints: context.query.map(hint),
     value: (row, column) => values[row][column],
     scale,
     colour: (signed ? diverging : ramp)(family, theme.name),

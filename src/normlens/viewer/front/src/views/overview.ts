@@ -67,7 +67,7 @@ export function overview(context: Context): Shown {
     const chosen = layers[thumb.layer] === state.layer && (!perHead || site.data.heads[thumb.head] === state.head);
     const group = svg.append("g").attr("transform", `translate(${left + thumb.column * (cell + gap)},${top + thumb.layer * (tall + gap)})`)
       .attr("class", "thumb").attr("data-layer", layers[thumb.layer]).attr("data-column", thumb.column + 1)
-      .attr("role", "button").attr("tabindex", chosen || (thumb.layer === 0 && thumb.column === 0) ? 0 : -1).attr("cursor", "pointer")
+      .attr("role", "button").attr("tabindex", chosen && thumb.column === Math.max(0, perHead ? site.data.heads.indexOf(state.head) : 0) ? 0 : -1).attr("data-chosen", chosen ? "" : null).attr("cursor", "pointer")
       .attr("aria-label", `Open layer ${layers[thumb.layer]}, ${perHead ? `head ${site.data.heads[thumb.head]}` : MEASURES[thumb.measure].name}`)
       .on("click", () => open(thumb))
       .on("keydown", (event: KeyboardEvent) => {
@@ -79,16 +79,26 @@ export function overview(context: Context): Shown {
     return group;
   });
 
+  // What a small map depends on beside its layer, head and measure; drawn ones are kept while it stays.
+  const key = [state.level, share, state.curve, state.shared, theme.name, Math.round(cell), context.query[0].position, context.query.length, context.key[0].position, context.key.length].join();
+  if (site.thumbnails.get("key") !== key) site.thumbnails.clear();
+  site.thumbnails.set("key", key);
   // Layer by layer, so that a large page answers while it fills.
   let layer = 0;
   const step = () => {
     if (layer >= layers.length || (layer > 0 && !svg.node()!.isConnected)) return;
     thumbs.forEach((thumb, index) => {
       if (thumb.layer !== layer || (perHead && site.absent(thumb.layer, thumb.head))) return;
-      const grid = site.grid(thumb.measure, thumb.layer, thumb.head, context.query, context.key);
-      const end = state.shared ? sharedTop(thumb.measure) : largest(grid, share);
-      nodes[index].append("image").attr("href", thumbnail(grid, scaleOf(context, thumb.measure, end), colourOf(context, thumb.measure), 2 * cell, site.causal))
-        .attr("width", cell).attr("height", tall).attr("preserveAspectRatio", "none").attr("image-rendering", grid.columns * 2 < cell * 2 ? "pixelated" : "auto").attr("pointer-events", "none");
+      const name = [thumb.measure, thumb.layer, thumb.head, key].join();
+      let address = site.thumbnails.get(name);
+      if (!address) {
+        const grid = site.grid(thumb.measure, thumb.layer, thumb.head, context.query, context.key);
+        const end = state.shared ? sharedTop(thumb.measure) : largest(grid, share);
+        address = thumbnail(grid, scaleOf(context, thumb.measure, end), colourOf(context, thumb.measure), 2 * cell, site.causal);
+        site.thumbnails.set(name, address);
+      }
+      nodes[index].append("image").attr("href", address)
+        .attr("width", cell).attr("height", tall).attr("preserveAspectRatio", "none").attr("image-rendering", context.key.length < cell ? "pixelated" : "auto").attr("pointer-events", "none");
     });
     layer++;
     if (layer < layers.length) setTimeout(step);

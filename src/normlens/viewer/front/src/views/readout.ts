@@ -1,10 +1,10 @@
 /** The numbers of one token: where it draws from and what it feeds, for both measures. */
 import type { Item } from "../axis";
-import { label } from "../axis";
+import { hint, label } from "../axis";
 import { h } from "../dom";
 import { shown, type Grid } from "../grid";
 import { number, position, type Scale } from "../scale";
-import { shorten } from "../text";
+import { shorten, visible } from "../text";
 import { MEASURES, type Measure } from "../types";
 import { focusAt, headIndex, layerIndex, places, type Context, type Focus } from "./context";
 
@@ -37,7 +37,7 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
     const head = h("tr", {}, h("th", { scope: "col" }, ""), ...sides.map((side) => h("th", { scope: "col", class: MEASURES[side.measure].family }, MEASURES[side.measure].name)), extra ? h("th", { scope: "col" }, "‖f(x)‖") : null);
     const rows = order.filter((index) => strength(index) > 0).slice(0, LISTED).map((index) =>
       h("tr", { "data-index": items[index].members[0] },
-        h("th", { scope: "row", title: `${items[index].raw.slice(0, 200)} (position ${items[index].position})` }, shorten(label(items[index]), 16)),
+        h("th", { scope: "row", title: hint(items[index]) }, shorten(label(items[index]), 16)),
         ...sides.map((side) => {
           const amount = value(side, index);
           const bar = h("i", { class: `bar ${MEASURES[side.measure].family}` });
@@ -58,8 +58,8 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
       line.replaceChildren(
         token(context.query[row]), ` draws from `, token(context.key[column]), `: ${texts.join(" · ")}`,
       );
-    } else if (row >= 0) line.replaceChildren(token(context.query[row]), ` at position ${context.query[row].position}`);
-    else if (column >= 0) line.replaceChildren(token(context.key[column]), ` at position ${context.key[column].position}`);
+    } else if (row >= 0) line.replaceChildren(token(context.query[row]), place(context.query[row]));
+    else if (column >= 0) line.replaceChildren(token(context.key[column]), place(context.key[column]));
     else {
       line.replaceChildren("Point at a token to see where it draws from and what it feeds; click to keep it.");
       return;
@@ -73,7 +73,12 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
   return { element, show };
 }
 
+/** Where a token stands, and the raw token where it reads differently. */
+function place(item: Item): string {
+  return ` at position ${item.position}${item.raw === item.text ? "" : `, token ${shorten(visible(item.raw), 40)}`}`;
+}
+
 /** A token as text, with the raw token on hover where it differs. */
 export function token(item: Item): HTMLElement {
-  return h("code", { class: "token", title: `token: ${item.raw.slice(0, 400)}${item.raw.length > 400 ? `… (${item.raw.length} characters)` : ""}` }, shorten(label(item), 32));
+  return h("code", { class: "token", title: hint(item) }, shorten(label(item), 32));
 }

@@ -1,6 +1,6 @@
 /** The table of a view, and the record of the run. */
 import { h } from "../dom";
-import { shorten } from "../text";
+import { shorten, visible } from "../text";
 import type { Document } from "../types";
 import { KEYS } from "../keys";
 import type { Shown } from "./context";
@@ -17,7 +17,7 @@ export function tableOf(view: Shown): HTMLElement {
     const last = columns.length - 1;
     rows = [...all].sort((a, b) => Math.abs(Number(b[last])) - Math.abs(Number(a[last]))).slice(0, LISTED);
   }
-  const text = (cell: string | number) => (typeof cell === "number" ? (Number.isInteger(cell) ? String(cell) : cell.toPrecision(4)) : shorten(cell, 40));
+  const text = (cell: string | number) => (typeof cell === "number" ? (Number.isInteger(cell) ? String(cell) : cell.toPrecision(4)) : shorten(visible(cell), 40));
   return h("div", { class: "scroll table" },
     h("table", { "data-part": "table" },
       h("caption", {}, all.length > LISTED ? `The ${LISTED} rows with the largest ${columns[columns.length - 1]} of ${all.length.toLocaleString("en")}; the CSV file holds all.` : `${all.length} rows`),
@@ -34,6 +34,6 @@ export function about(data: Document): HTMLElement {
   const show = (value: unknown): string => (typeof value === "string" ? value : JSON.stringify(value));
   return h("details", { class: "about" },
     h("summary", {}, "About these numbers, and keys"),
-    h("dl", {}, ...[...entries, ["precision in this page", precision] as [string, unknown]].flatMap(([name, value]) => [h("dt", {}, shorten(name, 60)), h("dd", {}, shorten(show(value), 300))])),
+    h("dl", {}, ...[...entries, ["precision in this page", precision] as [string, unknown]].flatMap(([name, value]) => [h("dt", {}, shorten(visible(name), 60)), h("dd", {}, shorten(visible(show(value)), 300))])),
     h("dl", { class: "keys" }, ...KEYS.flatMap(([key, does]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, does)])));
 }
