@@ -44,15 +44,17 @@ def row_shares(values: np.ndarray) -> np.ndarray:
 def minilm_facts(analysis: normlens.Analysis) -> str:
     tokens = analysis.site("encoder").query_tokens
     others = range(1, len(tokens))
-    weight, whole = (
-        row_shares(analysis[name].sel(layer=4).values)[others, 0].mean() for name in ("attn_w", "attnresln_n")
+    weight, attention, whole = (
+        row_shares(analysis[name].sel(layer=4).values)[others, 0].mean() for name in ("attn_w", "attn_n", "attnresln_n")
     )
+    norms = analysis["f_norm"].sel(layer=4).mean("head").values
     mixing = analysis.mixing_ratio("attnresln_n").mean("query").values
     return (
-        f"In layer 4 the other positions put {weight:.0%} of their attention weight on `[CLS]` on average, and take "
-        f"{whole:.1%} of their output from it: its transformed vectors are short. Over the six layers, other positions "
-        f"bring between {mixing.min():.0%} and {mixing.max():.0%} of a vector on average (mixing ratio, ATTNRESLN-N); "
-        f"the rest is the position itself."
+        f"In layer 4 the other positions put {weight:.0%} of their attention weight on `[CLS]` on average, but it brings "
+        f"{attention:.0%} of what attention adds (ATTN-N) and {whole:.1%} of the whole block (ATTNRESLN-N): its "
+        f"transformed vectors have a mean norm of {norms[0]:.2f}, those of the others {norms[1:].mean():.2f}. Over the "
+        f"six layers, other positions bring between {mixing.min():.0%} and {mixing.max():.0%} of a vector on average "
+        f"(mixing ratio, ATTNRESLN-N)."
     )
 
 
@@ -65,8 +67,8 @@ def translation_facts(analysis: normlens.Analysis) -> str:
     written = [*site.query_tokens[1:], "(end)"]
     links = [f"{written[i]}–{site.key_tokens[j]}".replace("▁", "") for i, j in enumerate(best)]
     return (
-        f"Over all layers, target positions put {weight:.0%} of their weight on the end mark `</s>` and take {norm:.0%} "
-        f"of the source's contribution from it. Row maxima of ATTN-N in layer 5, named by the token that each target "
+        f"Over all layers, target positions put {weight:.0%} of their weight on the end mark `</s>` and take "
+        f"{norm:.0%} of the source's contribution from it. Row maxima of ATTN-N in layer 5, named by the token that each target "
         f"position is about to write: {', '.join(links)}. No alignment was trained."
     )
 
@@ -139,7 +141,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     parts = [
         "# Gallery\n",
-        "Real models, one page each. A page is a single file that opens offline: download it and open it in a browser.\n"
+        "Real models, one page each. A page is one file that opens offline: download it and open it in a browser.\n"
         "Everything here, the numbers in the text included, is written by `python docs/gallery/build.py`.\n",
     ]
     for example in EXAMPLES:
