@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,9 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES
 from normlens.references import references
+
+if TYPE_CHECKING:
+    from normlens.viewer.view import View
 
 MIXING = "mixing_"
 RESIDUAL = "residual_"
@@ -107,6 +110,40 @@ class Analysis:
             if column in table:
                 table[column] = table[column].astype("Int64")
         return table[[column for column in order if column in table]]
+
+    def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
+        """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
+        from normlens.viewer.others import to_bertviz
+
+        return to_bertviz(self.sites, measure)
+
+    def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> dict[str, Any]:
+        """The keyword arguments of `circuitsvis.attention.attention_patterns` for one layer."""
+        from normlens.viewer.others import to_circuitsvis
+
+        return to_circuitsvis((self._only if site is None else self.site(site)).dataset, layer, measure)
+
+    # ---- seeing --------------------------------------------------------------------------------------------------
+
+    def show(self, *, span: tuple[int, int] | None = None, heads: bool | None = None, view: str = "") -> View:
+        """See it: the viewer in a notebook, a page in the browser elsewhere.
+
+        `span=(start, stop)` shows those positions only, `heads=False` leaves the maps per head out, and `view` opens
+        a state of the page (what its address says behind the `#`).
+        """
+        from normlens.viewer.document import document
+        from normlens.viewer.view import show
+
+        return show(document(self, span=span, heads=heads), view)
+
+    def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
+        """Write the viewer as one HTML file that opens offline."""
+        from normlens.viewer.document import document
+        from normlens.viewer.page import save_html
+
+        return save_html(document(self, span=span, heads=heads), path)
+
+    # ---- where it comes from -------------------------------------------------------------------------------------
 
     def cite(self) -> str:
         """The references (BibTeX) for the measures of this analysis."""

@@ -15,6 +15,7 @@ COMMANDS = {
     "info": "info",
     "families": "families",
     "corpus": "corpus",
+    "view": "view",
 }
 
 
