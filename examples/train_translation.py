@@ -102,7 +102,9 @@ class TokenBatches(Dataset[dict[str, torch.Tensor]]):
             "input_ids": torch.tensor([s + [self.pad] * (width[0] - len(s)) for s in sources]),
             "attention_mask": torch.tensor([[1] * len(s) + [0] * (width[0] - len(s)) for s in sources]),
             # The Trainer takes the labels away for its label smoothing, so the decoder's input is given as well.
-            "decoder_input_ids": torch.tensor([[self.pad, *t[:-1]] + [self.pad] * (width[1] - len(t)) for t in targets]),
+            "decoder_input_ids": torch.tensor(
+                [[self.pad, *t[:-1]] + [self.pad] * (width[1] - len(t)) for t in targets]
+            ),
             "labels": torch.tensor([t + [-100] * (width[1] - len(t)) for t in targets]),
         }
 
@@ -227,7 +229,9 @@ def main() -> None:
     history = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
     (options.out / "loss.json").write_text(json.dumps(history))
     if history:
-        print(f"loss: {history[0]['loss']:.3f} after {history[0]['step']} updates, {history[-1]['loss']:.3f} at the end")
+        print(
+            f"loss: {history[0]['loss']:.3f} after {history[0]['step']} updates, {history[-1]['loss']:.3f} at the end"
+        )
 
 
 if __name__ == "__main__":
