@@ -14,6 +14,7 @@ COMMANDS = {
     "analyze": "analyze",
     "info": "info",
     "demo": "demo",
+    "align": "align",
     "aer": "aer",
 }
 
