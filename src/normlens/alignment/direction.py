@@ -70,10 +70,9 @@ class Direction:
             yield batch
 
     def layer_maps(
-        self, batch: Sequence[ForcedPair], settings: Sequence[str], layers: Sequence[int]
-    ) -> Iterator[tuple[int, WordPooling, dict[str, torch.Tensor]]]:
+        self, batch: Sequence[ForcedPair], pooling: WordPooling, settings: Sequence[str], layers: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Word-level maps of a batch, layer by layer, in each of the settings, from one forward pass."""
-        pooling = WordPooling(batch, self.device)
         results = self.lens.stream_inputs(
             self.forcing.inputs(batch, self.device), measures=[self.measure], mixing=[], sites=["cross"], layers=layers
         )
@@ -81,32 +80,34 @@ class Direction:
             values = result.values[self.measure]
             if self.head is not None:
                 values = values[:, self.head - 1]
-            yield result.layer, pooling, {setting: pooling(values, setting) for setting in settings}
+            yield result.layer, {setting: pooling(values, setting) for setting in settings}
 
     def maps(self, pairs: Sequence[ForcedPair], layers: Sequence[int], setting: str) -> list[Map | None]:
         """One map per pair: the mean over the layers of each layer's row shares; None for a pair with a problem."""
         found: list[Map | None] = [None] * len(pairs)
         for chosen in self.batches(pairs):
-            total: torch.Tensor | None = None
-            for _, pooling, pooled in self.layer_maps([pairs[i] for i in chosen], [setting], layers):
+            batch = [pairs[i] for i in chosen]
+            pooling = WordPooling(batch, self.device)
+            total: torch.Tensor | float = 0.0
+            for _, pooled in self.layer_maps(batch, pooling, [setting], layers):
                 rows = pooled[setting].double()
-                share = torch.nan_to_num(rows / rows.sum(-1, keepdim=True))
-                total = share if total is None else total + share
-            assert total is not None
+                total = total + torch.nan_to_num(rows / rows.sum(-1, keepdim=True))
+            assert isinstance(total, torch.Tensor)
+            mean = (total / len(layers)).cpu()
             for place, index in enumerate(chosen):
-                found[index] = (pooling.cut(total, place) / len(layers)).cpu().numpy()
+                found[index] = pooling.cut(mean, place).numpy()
         return found
 
     def agreement(self, pairs: Sequence[ForcedPair]) -> Agreement:
         """How far the two readings of each layer agree on these pairs (see `layers`)."""
         counted = Agreement.empty(self.layers)
         for chosen in self.batches(pairs):
-            by_layer = list(self.layer_maps([pairs[i] for i in chosen], SETTINGS, self.layers))
+            batch = [pairs[i] for i in chosen]
+            pooling = WordPooling(batch, self.device)
+            by_layer = [pooled for _, pooled in self.layer_maps(batch, pooling, SETTINGS, self.layers)]
             for place in range(len(chosen)):
                 stacked: dict[str, Float[np.ndarray, "layer row column"]] = {
-                    setting: np.stack(
-                        [pooling.cut(pooled[setting], place).cpu().numpy() for _, pooling, pooled in by_layer]
-                    )
+                    setting: np.stack([pooling.cut(pooled[setting], place).cpu().numpy() for pooled in by_layer])
                     for setting in SETTINGS
                 }
                 counted = counted + Agreement.of(self.layers, stacked["awi"], stacked["awo"])

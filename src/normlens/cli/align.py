@@ -15,7 +15,7 @@ import typer
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
-    from normlens.alignment.aligner import AlignedPair, Aligner
+    from normlens.alignment.aligner import AlignedPair
 
 
 def align(

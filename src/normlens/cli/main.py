@@ -13,7 +13,6 @@ from normlens.errors import NormlensError
 COMMANDS = {
     "analyze": "analyze",
     "info": "info",
-    "demo": "demo",
     "align": "align",
     "aer": "aer",
 }

@@ -1,0 +1,43 @@
+"""normlens: how much does each input vector of a Transformer really contribute to each output vector?
+
+>>> import normlens
+>>> lens = normlens.load()                                   # doctest: +SKIP
+>>> analysis = lens.analyze("The man went to the store.")    # doctest: +SKIP
+>>> analysis.mixing_ratio("attnresln_n")                     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normlens.analysis import Analysis, difference
+    from normlens.analysis import open_analysis as open
+    from normlens.lens import Lens, load
+
+#: Public names, by the module that holds them; a name is imported when it is first used.
+_PUBLIC = {
+    "Analysis": ("normlens.analysis", "Analysis"),
+    "Lens": ("normlens.lens", "Lens"),
+    "difference": ("normlens.analysis", "difference"),
+    "load": ("normlens.lens", "load"),
+    "open": ("normlens.analysis", "open_analysis"),
+}
+
+__all__ = ["Analysis", "Lens", "difference", "load", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from normlens.provenance import normlens_version
+
+        return normlens_version()
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'normlens' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,270 @@
+"""Analysis: labelled arrays, tokens and provenance of one analysed sequence. Frozen; holds no model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from normlens.errors import InputError
+from normlens.measures import MAPS, MEASURES
+from normlens.references import references
+
+MIXING = "mixing_"
+RESIDUAL = "residual_"
+PROOF = "proof"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """What one model did with one sequence.
+
+    >>> import normlens
+    >>> analysis = normlens.load().analyze("The cat sat on the mat.", measures=["attnresln_n"])
+    >>> analysis["attnresln_n"].dims
+    ('layer', 'query', 'key')
+    """
+
+    sites: Mapping[str, xr.Dataset]
+    provenance: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for dataset in self.sites.values():
+            for variable in dataset.variables.values():
+                if isinstance(variable.values, np.ndarray):
+                    variable.values.flags.writeable = False
+        object.__setattr__(self, "sites", MappingProxyType(dict(self.sites)))
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def site(self, kind: str) -> SiteAnalysis:
+        """The results of one kind of site: `encoder`, `decoder` or `cross`."""
+        if kind not in self.sites:
+            raise InputError(f"a site must be one of {', '.join(self.sites)} for this model: got {kind!r}")
+        return SiteAnalysis(kind, self.sites[kind])
+
+    @property
+    def _only(self) -> SiteAnalysis:
+        if len(self.sites) != 1:
+            raise InputError(
+                f"this model has several kinds of site ({', '.join(self.sites)}): choose one, as in "
+                f"analysis.site({next(reversed(self.sites))!r})[name]"
+            )
+        return self.site(next(iter(self.sites)))
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        """A measure by its name, for models with one kind of site."""
+        return self._only[name]
+
+    def mixing_ratio(self, name: str = "attnresln_n") -> xr.DataArray:
+        """The mixing ratio of a map (layer, query), for models with one kind of site."""
+        return self._only.mixing_ratio(name)
+
+    @property
+    def proof(self) -> xr.DataArray:
+        """The proof error per layer, for models with one kind of site."""
+        return self._only.proof
+
+    @property
+    def worst_proof(self) -> float:
+        """The largest proof error over all sites and layers."""
+        return max(float(dataset[PROOF].max()) for dataset in self.sites.values())
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures that were kept."""
+        kept = {str(name) for dataset in self.sites.values() for name in dataset.data_vars}
+        return tuple(name for name in MEASURES if name in kept)
+
+    # ---- tables and other forms ----------------------------------------------------------------------------------
+
+    def to_frame(self, measures: Sequence[str] | None = None) -> pd.DataFrame:
+        """A tidy table: one row per number, with site, measure, layer, head, positions, tokens and value."""
+        frames = []
+        for kind, dataset in self.sites.items():
+            for name in measures if measures is not None else [str(n) for n in dataset.data_vars]:
+                if name in dataset:
+                    frame = dataset[name].to_dataframe(name="value").reset_index()
+                    frame.insert(0, "measure", name)
+                    frame.insert(0, "site", kind)
+                    frames.append(frame)
+        if not frames:
+            raise InputError(f"a table needs measures that were kept ({', '.join(self.measures)}): got {measures}")
+        table = pd.concat(frames, ignore_index=True)
+        order = ["site", "measure", "layer", "head", "query", "query_token", "key", "key_token", "value"]
+        for column in ("layer", "head", "query", "key"):
+            if column in table:
+                table[column] = table[column].astype("Int64")
+        return table[[column for column in order if column in table]]
+
+    def cite(self) -> str:
+        """The references (BibTeX) for the measures of this analysis."""
+        return references({MEASURES[name].paper for name in self.measures} | self._mixing_papers())
+
+    def _mixing_papers(self) -> set[str]:
+        mixed = any(str(name).startswith(MIXING) for dataset in self.sites.values() for name in dataset.data_vars)
+        return {MEASURES["attnresln_n"].paper} if mixed else set()
+
+    def provenance_line(self) -> str:
+        """One line that says where the numbers come from."""
+        model = self.provenance.get("model", {})
+        versions = self.provenance.get("versions", {})
+        words = f", words: {self.provenance['words']}" if self.provenance.get("words") else ""
+        return (
+            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}{words}) · "
+            f"normlens {versions.get('normlens', '?')}, transformers {versions.get('transformers', '?')}, "
+            f"torch {versions.get('torch', '?')} · proof {self.worst_proof:.0e}"
+        )
+
+    def __sub__(self, other: Analysis) -> Analysis:
+        """The difference of two analyses of the same text, such as before and after fine-tuning."""
+        return difference(self, other)
+
+    def __repr__(self) -> str:
+        sizes = "; ".join(f"{kind}: {dict(dataset.sizes)}" for kind, dataset in self.sites.items())
+        return f"<normlens.Analysis of {self.provenance.get('model', {}).get('name', '?')!r}: {sizes}>"
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write everything to a Zarr folder; `normlens.open` gives back the same, to the last bit."""
+        target = Path(path)
+        if target.exists() and not overwrite:
+            raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+                staged = Path(folder) / "analysis"
+                _write(self, staged)
+                if target.exists():
+                    shutil.rmtree(target) if target.is_dir() else target.unlink()
+                staged.rename(target)
+        except OSError as error:
+            raise InputError(f"the result must be writable: {target} is not ({error.strerror or error})") from error
+        return target
+
+
+@dataclass(frozen=True, eq=False)
+class SiteAnalysis:
+    """The results of one kind of site."""
+
+    kind: str
+    dataset: xr.Dataset
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        """A measure by its name."""
+        if name not in MEASURES:
+            raise InputError(f"a measure must be one of {', '.join(MEASURES)}: got {name!r}")
+        if name not in self.dataset:
+            raise InputError(
+                f"a measure must have been asked for: {name!r} was not; call analyze(measures=[…, {name!r}])"
+            )
+        return self.dataset[name]
+
+    def mixing_ratio(self, name: str = "attnresln_n") -> xr.DataArray:
+        """The mixing ratio of a map, (layer, query)."""
+        if name not in MAPS:
+            raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}: got {name!r}")
+        if self.kind == "cross" and name in ("attn_w", "attn_n"):
+            raise InputError(
+                f"a mixing ratio compares other positions with the position itself: in cross-attention {name} has no "
+                "self part; ask for attnres_w, attnres_n or attnresln_n"
+            )
+        return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
+
+    def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
+        """What the residual brings beside the source positions, (layer, query); cross-attention only."""
+        if self.kind != "cross":
+            raise InputError(
+                f"the residual stands beside the parts in cross-attention only: {self.kind} sites hold it on the diagonal"
+            )
+        return self._kept(RESIDUAL, name, f"call analyze(measures=[{name!r}])")
+
+    def _kept(self, prefix: str, name: str, remedy: str) -> xr.DataArray:
+        if prefix + name not in self.dataset:
+            raise InputError(f"a quantity must have been asked for: that of {name!r} was not; {remedy}")
+        return self.dataset[prefix + name]
+
+    @property
+    def proof(self) -> xr.DataArray:
+        """The largest relative error over the places of each layer."""
+        return self.dataset[PROOF]
+
+    @property
+    def query_tokens(self) -> list[str]:
+        """The tokens at the query axis."""
+        return [str(token) for token in self.dataset["query_token"].values]
+
+    @property
+    def key_tokens(self) -> list[str]:
+        """The tokens at the key axis."""
+        return [str(token) for token in self.dataset["key_token"].values]
+
+
+def difference(left: Analysis, right: Analysis) -> Analysis:
+    """`left - right`, number by number; both must be about the same tokens, layers and measures."""
+    if set(left.sites) != set(right.sites):
+        raise InputError(f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}")
+    sites = {}
+    for kind, dataset in left.sites.items():
+        other = right.sites[kind]
+        for axis in ("query", "key"):
+            tokens, theirs = dataset[f"{axis}_token"].values.tolist(), other[f"{axis}_token"].values.tolist()
+            if tokens != theirs:
+                raise InputError(
+                    f"two analyses are compared token by token: {len(tokens)} {axis} tokens against {len(theirs)}, or "
+                    "other ones; analyse the same text with the same tokenizer"
+                )
+        common = [name for name in dataset.data_vars if name in other]
+        if any(dataset[name].shape != other[name].shape for name in common):
+            raise InputError("two analyses are compared layer by layer: their layers or heads differ in number")
+        subtracted = dataset[common] - other[common]
+        subtracted[PROOF] = np.maximum(dataset[PROOF], other[PROOF])
+        sites[kind] = subtracted
+    model = {"name": f"{left.provenance['model']['name']} − {right.provenance['model']['name']}"}
+    record = {**left.provenance, "model": {**left.provenance["model"], **model}}
+    record["difference"] = {"left": dict(left.provenance["model"]), "right": dict(right.provenance["model"])}
+    return Analysis(sites, record)
+
+
+def open_analysis(path: str | Path) -> Analysis:
+    """The analysis that `save` wrote to this folder."""
+    folder = Path(path)
+    if not (folder / "zarr.json").exists():
+        raise InputError(f"a saved analysis is a Zarr folder: {folder} is none; check the path")
+    with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
+        tree = tree.load()
+    record = json.loads(tree.attrs.get("normlens", "{}"))
+    if record.get("format") != _FORMAT:
+        raise InputError(f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?")
+    sites = {}
+    for kind, labels in record["tokens"].items():
+        dataset = tree[kind].to_dataset(inherit=False)
+        sites[kind] = dataset.assign_coords(
+            {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
+        )
+    return Analysis(sites, record["provenance"])
+
+
+def _write(analysis: Analysis, folder: Path) -> None:
+    # Token strings stand in the record, not in arrays: Zarr has no settled type for strings of any length.
+    labels = {
+        kind: {axis: dataset[f"{axis}_token"].values.tolist() for axis in ("query", "key")}
+        for kind, dataset in analysis.sites.items()
+    }
+    record = {"format": _FORMAT, "provenance": dict(analysis.provenance), "tokens": labels}
+    plain = {kind: dataset.drop_vars(["query_token", "key_token"]) for kind, dataset in analysis.sites.items()}
+    tree = xr.DataTree.from_dict({f"/{kind}": dataset for kind, dataset in plain.items()})
+    tree.attrs["normlens"] = json.dumps(record, ensure_ascii=False)
+    tree.to_zarr(folder, mode="w-", consolidated=False, zarr_format=3)

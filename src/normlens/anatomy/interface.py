@@ -1,0 +1,111 @@
+"""Stand in for a model's attention, through transformers' own attention interface.
+
+While `listening` is active every attention of the model runs the model's *own* eager function (so masks, scaling,
+soft-cap, sinks and biases are whatever that family does) and is then reported, with its weights, to one listener.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+from normlens.errors import AnatomyError
+
+IMPLEMENTATION = "normlens"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention as it ran: what it was given and what it made of it."""
+
+    module: nn.Module
+    query: Float[Tensor, "batch head query width"]
+    key: Float[Tensor, "batch kv_head key width"]
+    value: Float[Tensor, "batch kv_head key value_width"]
+    alpha: Float[Tensor, "batch head query key"]
+    output: Float[Tensor, "batch query head value_width"]
+
+
+Listener = Callable[[Attention], None]
+_listener: ContextVar[Listener | None] = ContextVar("normlens_listener", default=None)
+
+
+def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The eager attention function that this module's own modelling code would fall back to."""
+    for owner in type(module).__mro__:
+        forward = vars(owner).get("forward")
+        names = getattr(inspect.unwrap(forward), "__globals__", {}) if forward is not None else {}
+        for scope in (names, vars(sys.modules[owner.__module__])):
+            if "eager_attention_forward" in scope:
+                function: Callable[..., tuple[Tensor, Tensor]] = scope["eager_attention_forward"]
+                return function
+    raise AnatomyError(
+        f"an attention must have its family's own `eager_attention_forward` beside it: none was found for "
+        f"{type(module).__name__} in {type(module).__module__}; see docs/adding_a_family.md"
+    )
+
+
+def _probe(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
+    listener = _listener.get()
+    if listener is not None:
+        listener(Attention(module, query, key, value, alpha, output))
+    return output, None
+
+
+def _register() -> None:
+    AttentionInterface.register(IMPLEMENTATION, _probe)
+    # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
+    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+
+
+def _outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
+    if isinstance(model, PreTrainedModel):
+        return [model]
+    return [found for child in model.children() for found in _outermost_pretrained(child)]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def listening(model: nn.Module, listener: Listener) -> Iterator[None]:
+    """Report every attention that the model runs inside the block; its implementation is put back afterwards."""
+    _register()
+    tops = _outermost_pretrained(model)
+    submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
+    before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
+    token = _listener.set(listener)
+    try:
+        for top in tops:
+            top.set_attn_implementation(IMPLEMENTATION)
+        yield
+    finally:
+        _listener.reset(token)
+        for config, implementation in before.values():
+            # The attribute behind the property: the property itself would overwrite the sub-configurations too.
+            config._attn_implementation_internal = implementation

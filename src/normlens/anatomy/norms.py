@@ -1,0 +1,79 @@
+"""Read a normalization by asking it.
+
+Families spell their normalizations in many ways (LayerNorm, RMSNorm, scaling by `1 + weight`), but each is
+`gamma * (y - mean(y)) / s(y) + beta` or the same without the mean. Which one it is shows in what the module does to
+a few vectors; the reconstruction proof then confirms it on the user's own data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from normlens.anatomy.description import Norm
+
+_EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+#: How far a reading may be from what the module does, in units of the dtype's resolution.
+_RESOLUTIONS = 64.0
+
+
+def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
+    """How this module normalizes vectors of this width, or None where it is no normalization."""
+    own = dict(module.named_parameters())
+    if any(parameter.ndim != 1 or parameter.shape[0] != width for parameter in own.values()) or len(own) > 2:
+        return None
+    like = next(iter(own.values()), None)
+    dtype = like.dtype if like is not None else torch.get_default_dtype()
+    device = like.device if like is not None else torch.device("cpu")
+    generator = torch.Generator().manual_seed(0)
+    samples = (torch.randn(4, width, generator=generator) * 3 + 1).to(device, dtype)
+    with torch.no_grad():
+        try:
+            observed = module(samples)
+            shift = module(torch.zeros_like(samples))[0]
+        except (TypeError, RuntimeError, ValueError):
+            return None  # it takes something else than one tensor of vectors: no normalization
+    if not isinstance(observed, Tensor) or observed.shape != samples.shape:
+        return None
+    eps = _eps(module)
+    tolerance = _RESOLUTIONS * torch.finfo(dtype).eps * float(observed.abs().max())
+    for candidate in _candidates(module, path, own, shift, eps):
+        predicted = normalize(samples.double(), candidate)
+        if float((predicted - observed.double()).abs().max()) <= tolerance:
+            return candidate
+    return None
+
+
+def normalize(y: Tensor, norm: Norm) -> Tensor:
+    """What the normalization does to `y`, from its description."""
+    centred = y - y.mean(-1, keepdim=True) if norm.centred else y
+    normalized = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    gamma, beta = norm.gamma(), norm.beta()
+    if gamma is not None:
+        normalized = normalized * gamma.to(y.dtype)
+    return normalized if beta is None else normalized + beta.to(y.dtype)
+
+
+def _eps(module: nn.Module) -> float:
+    for name in _EPS_NAMES:
+        value = getattr(module, name, None)
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0
+
+
+def _candidates(
+    module: nn.Module, path: str, parameters: dict[str, nn.Parameter], shift: Tensor, eps: float
+) -> Iterator[Norm]:
+    # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
+    bias = next((p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach(), shift)), None)
+    scales = [parameter for parameter in parameters.values() if parameter is not bias]
+    named_bias = parameters.get("bias")
+    if bias is None and named_bias is not None and len(parameters) == 2:
+        bias, scales = named_bias, [parameter for parameter in scales if parameter is not named_bias]
+    for centred in (True, False):
+        for weight in scales or [None]:
+            for offset in (0.0, 1.0) if weight is not None else (0.0,):
+                yield Norm(module, path, centred, offset, weight, bias, eps)

@@ -1,0 +1,221 @@
+"""Watch one forward pass: which operation and which module made each tensor out of which others.
+
+The anatomy of a model is read by following the data, not by names of attributes. This module records a small forward
+pass as a graph: *values* (tensors, numbered as they appear), *operations* (what PyTorch's dispatcher ran) and *calls*
+(module calls, with the values that went in and came out). `normlens.anatomy.reading` walks that graph.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Where a tensor stands in the arguments or in the output of a module call, such as ("args", 0) or ("last", 1).
+KeyPath = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the dispatcher; `operands` are its positional arguments with values in place of tensors."""
+
+    index: int
+    name: str
+    operands: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass
+class Call:
+    """One call of one module: the values it took and gave, and the operations that ran inside it."""
+
+    index: int
+    path: str
+    module: nn.Module
+    occurrence: int  # how many calls of this same module came before
+    parents: tuple[int, ...]  # the calls that were open when this one began, outermost first
+    inputs: tuple[tuple[KeyPath, int], ...]
+    start: int  # number of operations before the call
+    end: int = -1
+    outputs: tuple[tuple[KeyPath, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Value:
+    """A reference to a value inside an operation's operands."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AttentionEvent:
+    """One attention: the values that went in and came out, and when."""
+
+    module: nn.Module
+    path: str
+    query: int
+    key: int
+    value: int
+    alpha: int
+    output: int  # batch query head width
+    end: int  # number of operations up to and with this attention
+    parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
+
+
+@dataclass
+class Trace:
+    """The recorded forward pass."""
+
+    operations: list[Operation] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    attentions: list[AttentionEvent] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
+    producer: dict[int, int] = field(default_factory=dict)  # value -> operation
+    consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> operations
+    taken_by: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> calls that took it
+    given_by: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> calls that gave it
+
+    def ancestors(self, *values: int) -> set[int]:
+        """Every value from which the given ones were computed, themselves included."""
+        seen: set[int] = set()
+        stack = list(values)
+        while stack:
+            value = stack.pop()
+            if value not in seen:
+                seen.add(value)
+                if value in self.producer:
+                    stack.extend(self.operations[self.producer[value]].inputs)
+        return seen
+
+
+def tensors_in(structure: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
+    """Every tensor inside nested tuples, lists and dictionaries, with its key path."""
+    if isinstance(structure, Tensor):
+        yield path, structure
+    elif isinstance(structure, dict):
+        for key, item in structure.items():
+            yield from tensors_in(item, (*path, key))
+    elif isinstance(structure, tuple | list):
+        for position, item in enumerate(structure):
+            yield from tensors_in(item, (*path, position))
+
+
+def tensor_at(structure: Any, path: KeyPath) -> Tensor | None:
+    """The tensor at a key path, or None where there is none."""
+    for key in path:
+        try:
+            structure = structure[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return structure if isinstance(structure, Tensor) else None
+
+
+def call_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a module call as one structure, so that a key path names any tensor among them."""
+    return {"args": args, "kwargs": kwargs}
+
+
+class Recorder(TorchDispatchMode):
+    """Records operations and module calls into a `Trace`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._numbers: dict[int, int] = {}
+        self._open: list[int] = []
+        self._occurrences: dict[nn.Module, int] = defaultdict(int)
+
+    def number(self, tensor: Tensor) -> int:
+        """The value that stands for this tensor now; a tensor that was never seen is a new value."""
+        key = id(tensor)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.trace.tensors)
+            self.trace.tensors.append(tensor)
+        return self._numbers[key]
+
+    def _renew(self, tensor: Tensor) -> int:
+        # A tensor that was changed in place is the same object with another content: a new value.
+        self._numbers.pop(id(tensor), None)
+        return self.number(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = tuple(self.number(tensor) for _, tensor in tensors_in((args, kwargs)))
+        operands = tuple(Value(self.number(a)) if isinstance(a, Tensor) else a for a in args)
+        result = func(*args, **kwargs)
+        index = len(self.trace.operations)
+        changes = func._schema.is_mutable
+        outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
+        self.trace.operations.append(Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs))
+        for value in inputs:
+            self.trace.consumers[value].append(index)
+        for value in outputs:
+            if value not in inputs:
+                self.trace.producer.setdefault(value, index)
+        return result
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        inputs = tuple((path, self.number(t)) for path, t in tensors_in(call_arguments(args, kwargs)))
+        index = len(self.trace.calls)
+        call = Call(
+            index,
+            self._paths.get(module, "?"),
+            module,
+            self._occurrences[module],
+            tuple(self._open),
+            inputs,
+            start=len(self.trace.operations),
+        )
+        self._occurrences[module] += 1
+        self.trace.calls.append(call)
+        for _, value in inputs:
+            self.trace.taken_by[value].append(index)
+        self._open.append(index)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        call = self.trace.calls[self._open.pop()]
+        call.end = len(self.trace.operations)
+        call.outputs = tuple((path, self.number(t)) for path, t in tensors_in(output))
+        for _, value in call.outputs:
+            self.trace.given_by[value].append(call.index)
+
+    def attention(
+        self, module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], alpha: Tensor, output: Tensor
+    ) -> None:
+        """Note one attention that has just run."""
+        query, key, value = (self.number(tensor) for tensor in inputs)
+        self.trace.attentions.append(
+            AttentionEvent(
+                module,
+                self._paths.get(module, "?"),
+                query,
+                key,
+                value,
+                self.number(alpha),
+                self.number(output),
+                len(self.trace.operations),
+                tuple(self._open),
+            )
+        )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hook every module of the model and record all that runs inside the block."""
+        handles = []
+        for module in self._paths:
+            handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True))
+            handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
+        try:
+            with torch.no_grad(), self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -1,0 +1,81 @@
+"""`normlens info`: what was found in a model, without running any text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from normlens.cli.common import GgufOption, JsonOption, open_lens, print_json
+
+_PLACEMENT = {
+    "post": "after the residual sum (post-norm)",
+    "pre": "in front of attention (pre-norm)",
+    "branch": "on the attention branch, before the residual sum",
+}
+
+
+def info(
+    model: Annotated[str | None, typer.Argument(help="Hub name or folder; without it, the embedded model.")] = None,
+    gguf_file: GgufOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a model's attention sites: heads, where the normalization stands, which measures it has."""
+    from normlens.measures import MEASURES
+
+    lens = open_lens(model, gguf_file)
+    anatomy = lens.anatomy
+    document: dict[str, Any] = {
+        "family": anatomy.family,
+        "class": type(lens.model).__name__,
+        "parameters": sum(parameter.numel() for parameter in lens.model.parameters()),
+        "dtype": str(next(lens.model.parameters()).dtype).removeprefix("torch."),
+        "measures": list(MEASURES),
+        "sites": [
+            {
+                "kind": site.kind,
+                "layer": site.layer,
+                "heads": site.heads,
+                "kv_heads": site.kv_heads,
+                "value_width": site.value_width,
+                "norm": site.placement,
+                "attention": site.path,
+                "projection": site.projection.path,
+                "normalization": None if site.norm is None else site.norm.path,
+                "parallel_branches": [place.path for place in site.others],
+            }
+            for site in anatomy.sites
+        ],
+    }
+    if as_json:
+        print_json(document)
+        return
+    console = Console()
+    console.print(
+        f"{document['class']} (family {document['family']}), {document['parameters']:,} parameters, {document['dtype']}"
+    )
+    table = Table(title="Attention sites", title_justify="left")
+    for column in ("site", "layers", "heads", "key-value heads", "normalization", "output projection of the first"):
+        table.add_column(column, overflow="fold")
+    for kind in anatomy.kinds:
+        sites = anatomy.of(kind)
+        table.add_row(
+            kind,
+            _span([site.layer for site in sites]),
+            _span([site.heads for site in sites]),
+            _span([site.kv_heads for site in sites]),
+            "; ".join(sorted({_PLACEMENT[site.placement] for site in sites})),
+            sites[0].projection.path,
+        )
+    console.print(table)
+    console.print(f"Measures: {', '.join(MEASURES)}", highlight=False)
+    console.print("[dim]Read from one short forward pass; every analysis proves it again on its own text.[/dim]")
+
+
+def _span(numbers: list[int]) -> str:
+    unique = sorted(set(numbers))
+    if len(unique) > 2 and unique == list(range(unique[0], unique[-1] + 1)):
+        return f"{unique[0]} to {unique[-1]}"
+    return ", ".join(map(str, unique))
