@@ -131,7 +131,7 @@ class Aligner:
             raw=raw,
         )
         self.choices.check()
-        common = {"measure": measure, "head": head, "batch_tokens": batch_tokens, "raw": raw}
+        common: dict[str, Any] = {"measure": measure, "head": head, "batch_tokens": batch_tokens, "raw": raw}
         self.forward = Direction(
             model if isinstance(model, Lens) else load(model),
             **common,
@@ -273,10 +273,7 @@ class Aligner:
                 name: {setting: agreement.scores(setting) for setting in SETTINGS} | {"pairs": agreement.pairs}
                 for name, agreement in self.agreements.items()
             },
-            "models": {
-                name: describe_model(lens.model, Path(lens.model.config._name_or_path).name or None, lens.family)
-                for name, lens in models.items()
-            },
+            "models": {name: describe_model(lens.model, _name(lens), lens.family) for name, lens in models.items()},
             "versions": versions(),
         }
 
@@ -304,3 +301,8 @@ def _existing(layers: Sequence[int], direction: Direction) -> tuple[int, ...]:
                 f"A layer of {direction.lens.family} is one of {', '.join(map(str, direction.layers))}: got {layer}."
             )
     return tuple(layers)
+
+
+def _name(lens: Lens) -> str | None:
+    """The model's name without the folders around it, which are the user's own."""
+    return Path(str(getattr(lens.model.config, "_name_or_path", ""))).name or None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.alignment.scoring import Score
 
 
 def aer(
@@ -32,7 +35,7 @@ def aer(
     hold, and give `--source` and `--target` to have every link checked against its sentences.
     """
     from normlens.alignment.formats import AlignmentFile, check_indices, read_alignments
-    from normlens.alignment.scoring import Score, corpus_counts, score
+    from normlens.alignment.scoring import corpus_counts, score
 
     if (source is None) != (target is None):
         raise InputError("Links are checked against both sides: give --source and --target together, or neither.")
@@ -67,7 +70,7 @@ def _note(text: str) -> None:
     print(f"normlens: note: {text}", file=sys.stderr)
 
 
-def _text(result: Score) -> str:  # type: ignore[name-defined]  # noqa: F821
+def _text(result: Score) -> str:
     counts = result.counts
 
     def figure(name: str) -> str:
