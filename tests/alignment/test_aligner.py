@@ -71,7 +71,8 @@ def test_every_pair_has_its_line_whatever_it_holds(family: str) -> None:
     assert [bool(r.problem) for r in results[:5]] == [False, True, False, True, True]
     if family != "t5":  # relative positions have no end
         assert "the model takes" in (results[5].problem or "")
-    assert not any(s == 1 for s, _ in results[-1].links)  # the word without a subword
+    if family != "bart":  # a byte-level tokenizer has subwords for everything
+        assert not any(s == 1 for s, _ in results[-1].links)
 
 
 def test_the_budget_of_a_batch_does_not_change_the_links() -> None:

@@ -12,7 +12,8 @@ from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
 from tests.alignment.tokenizers_for_tests import CORPUS, KINDS, tokenizer
 
 word = st.text(alphabet="aehlmnors'.,10éœß中\u00a0\u200b\u3000ﬁ½😀", min_size=1, max_size=6)
-known = st.sampled_from(sorted({w for line in CORPUS for w in line.split()}))
+# "000" has two segmentations of equal score, and SentencePiece may take either, so it is no test of ours.
+known = st.sampled_from(sorted({w for line in CORPUS for w in line.split()} - {"000"}))
 sentences = st.lists(st.one_of(known, word), max_size=8)
 
 

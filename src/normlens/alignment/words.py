@@ -57,8 +57,8 @@ class Segmenter:
     """One side's way from text to subwords, with a tokenizer of any kind.
 
     Fast tokenizers report characters, which are compared with the words' characters. Slow ones (Marian) report
-    nothing, so each word is encoded by itself; their pre-tokenizers split at spaces, so this is the sentence's own
-    segmentation.
+    nothing, so each word is encoded by itself; they split at spaces first, so this is the sentence's own segmentation
+    (but for words with two segmentations of equal score).
     """
 
     def __init__(self, tokenizer: Any, *, target: bool = False, raw: bool = False) -> None:

@@ -132,7 +132,8 @@ class NmtReport:
             lines.append(
                 f"Spearman of a head's AER and mean norm {self.spearman(setting):.3f} (published {known['spearman']}); "
                 f"head with the largest mean norm: layer {layer} head {head}, AER {value:.1f} "
-                f"(published {known['highest_norm_head']})"
+                f"(published {known['highest_norm_head']}), its whole layer "
+                f"{self.by_layer[setting]['norms'][self.layers.index(layer)]:.2f}"
             )
             chosen = self.automatic[setting]
             lines.append(
