@@ -57,12 +57,13 @@ class Direction:
         """Where the model is."""
         return next(self.lens.model.parameters()).device
 
-    def batches(self, pairs: Sequence[ForcedPair]) -> Iterator[list[int]]:
+    def batches(self, pairs: Sequence[ForcedPair], budget: int | None = None) -> Iterator[list[int]]:
         """Indices of pairs of similar length that fit the token budget together; pairs with a problem are left out."""
         order = sorted((i for i in range(len(pairs)) if pairs[i].problem is None), key=lambda i: pairs[i].length)
+        budget = budget or self.batch_tokens
         batch: list[int] = []
         for index in order:
-            if batch and (len(batch) + 1) * pairs[index].length > self.batch_tokens:
+            if batch and (len(batch) + 1) * pairs[index].length > budget:
                 yield batch
                 batch = []
             batch.append(index)

@@ -334,7 +334,8 @@ def _gradient_row(
     direction: Direction, pairs: Sequence[ForcedPair], gold: Sequence[Annotation], method: str, samples: int
 ) -> dict[str, Any]:
     counts = sum((Counts.of(frozenset(), line) for line in gold), Counts())
-    for chosen in direction.batches(pairs):
+    # A sweep holds the gradients of many target positions at once, so its batches are smaller.
+    for chosen in direction.batches(pairs, max(1, direction.batch_tokens // 8)):
         batch = [pairs[i] for i in chosen]
         inputs = direction.forcing.inputs(batch, direction.device)
         pooling = WordPooling(batch, direction.device)
