@@ -86,6 +86,7 @@ class _Reader:
             heads=trace.tensors[event.alpha].shape[1],
             kv_heads=trace.tensors[event.value].shape[1],
             value_width=trace.tensors[event.value].shape[-1],
+            textbook=event.textbook,
             projection=linear,
             projected=_output(projection),
             branch=tuple(joined.steps),
