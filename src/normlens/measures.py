@@ -64,7 +64,6 @@ _PAIR = ("layer", "query", "key")
 _HEAD_PAIR = ("layer", "head", "query", "key")
 
 
-
 def _at(place: PlaceName) -> Needs:
     return Needs(diagonal=place != "attn", places=frozenset({place}))
 
@@ -73,7 +72,13 @@ MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
         Measure(
-            "alpha", _HEAD_PAIR, "attention weight", "α", PAPER_2020, lambda b: _kept(b.tensors.pairs.alpha), Needs(alpha=True)
+            "alpha",
+            _HEAD_PAIR,
+            "attention weight",
+            "α",
+            PAPER_2020,
+            lambda b: _kept(b.tensors.pairs.alpha),
+            Needs(alpha=True),
         ),
         Measure(
             "f_norm",
@@ -93,12 +98,34 @@ MEASURES: dict[str, Measure] = {
             _af_norm,
             Needs(alpha=True, lengths=True),
         ),
-        Measure("x_norm", ("layer", "key"), "input vector", "‖x‖", PAPER_2020, lambda b: b.tensors.x.norm(dim=-1), Needs()),
+        Measure(
+            "x_norm", ("layer", "key"), "input vector", "‖x‖", PAPER_2020, lambda b: b.tensors.x.norm(dim=-1), Needs()
+        ),
         Measure("attn_w", _PAIR, "ATTN-W", "mean over heads of α", PAPER_2021, _attn_w, Needs(weights=True)),
-        Measure("attn_n", _PAIR, "ATTN-N", "‖Σ αf(x)‖", PAPER_2021, lambda b: b.part_norms("attn"), _at("attn"), "attn"),
+        Measure(
+            "attn_n", _PAIR, "ATTN-N", "‖Σ αf(x)‖", PAPER_2021, lambda b: b.part_norms("attn"), _at("attn"), "attn"
+        ),
         Measure("attnres_w", _PAIR, "ATTNRES-W", "½ ATTN-W + ½ I", PAPER_2021, _attnres_w, Needs(weights=True)),
-        Measure("attnres_n", _PAIR, "ATTNRES-N", "‖Σ αf(x) + x‖", PAPER_2021, lambda b: b.part_norms("res"), _at("res"), "res"),
-        Measure("attnresln_n", _PAIR, "ATTNRESLN-N", "‖LN(Σ αf(x) + x)‖", PAPER_2021, lambda b: b.part_norms("ln"), _at("ln"), "ln"),
+        Measure(
+            "attnres_n",
+            _PAIR,
+            "ATTNRES-N",
+            "‖Σ αf(x) + x‖",
+            PAPER_2021,
+            lambda b: b.part_norms("res"),
+            _at("res"),
+            "res",
+        ),
+        Measure(
+            "attnresln_n",
+            _PAIR,
+            "ATTNRESLN-N",
+            "‖LN(Σ αf(x) + x)‖",
+            PAPER_2021,
+            lambda b: b.part_norms("ln"),
+            _at("ln"),
+            "ln",
+        ),
     )
 }
 

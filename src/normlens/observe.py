@@ -15,7 +15,7 @@ from normlens.decompose import words as by_word
 from normlens.decompose.block import Block, BlockTensors
 from normlens.errors import InputError
 from normlens.measures import MEASURES, SiteValues, measure
-from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums
+from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values
 from normlens.settings import Settings
 
 
@@ -107,6 +107,9 @@ class Observer:
         query_mask, key_mask = self._masks(site, batch, queries, tensors.values.shape[2])
         subject = Subject(self._family, f"{site.kind} layer {site.layer}", site.path, self._dtype)
         error = prove_sums(block, query_mask, subject)
+        if site.value_map is not None:
+            linear, columns = site.value_map.linear, site.value_map.columns
+            prove_values(tensors.x, tensors.values, linear.matrix(), linear.bias(), columns, key_mask, subject)
         measured = measure(block, self._settings.measures, self._settings.mixing)
         prove_parts(block, measured.values, subject)
         return block, SiteResult(

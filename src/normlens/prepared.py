@@ -50,7 +50,9 @@ def _steps_key(site: Site) -> tuple[object, ...]:
     key: list[object] = []
     for step in steps:
         if isinstance(step, Norm):
-            key.append((step.centred, step.offset, step.eps, _versions(t for t in (step.weight, step.bias) if t is not None)))
+            key.append(
+                (step.centred, step.offset, step.eps, _versions(t for t in (step.weight, step.bias) if t is not None))
+            )
         else:
             key.append(step.factor if isinstance(step.factor, float) else _versions([step.factor]))
     return tuple(key)

@@ -61,16 +61,14 @@ class Settings:
             requested={
                 "measures": list(names),
                 "mixing": [name for name in MAPS if name in ratios],
-                "layers": None if layers is None else sorted(set(layers)),
+                "layers": None if layers is None else sorted({int(layer) for layer in layers}),
                 "words": words,
                 "precision": precision,
             },
         )
 
 
-def _chosen_sites(
-    anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None
-) -> tuple[Site, ...]:
+def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None) -> tuple[Site, ...]:
     if kinds is not None:
         for kind in kinds:
             if kind not in anatomy.kinds:

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.description import Anatomy
 from normlens.anatomy.interface import AttentionCall, answering, evaluating
-from normlens.anatomy.textbook import is_textbook
 from normlens.anatomy.reading import read_anatomy
+from normlens.anatomy.textbook import is_textbook
 from normlens.anatomy.trace import Recorder
 from normlens.errors import AnatomyError
 

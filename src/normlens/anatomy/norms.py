@@ -38,7 +38,9 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
     if not isinstance(observed, Tensor) or observed.shape != samples.shape:
         return None
     eps = _eps(module)
-    tolerance = _RESOLUTIONS * torch.finfo(dtype).eps * float(observed.abs().max())
+    # A float64 model may still normalize in float32 (Gemma 2 does).
+    resolution = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    tolerance = _RESOLUTIONS * resolution * float(observed.abs().max())
     for candidate in _candidates(module, path, own, shift, eps):
         predicted = normalize(samples.double(), candidate)
         if float((predicted - observed.double()).abs().max()) <= tolerance:

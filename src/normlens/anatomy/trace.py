@@ -155,7 +155,9 @@ class Recorder(TorchDispatchMode):
         index = len(self.trace.operations)
         changes = func._schema.is_mutable
         outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
-        self.trace.operations.append(Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs))
+        self.trace.operations.append(
+            Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs)
+        )
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:

@@ -22,9 +22,9 @@ class AttentionInputs:
     query: Float[Tensor, "batch head query width"]
     key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
-    mask: Float[Tensor, "batch_or_1 head_or_1 query key"] | None  # added to the scores
+    mask: Float[Tensor, "mask_batch mask_head mask_query key"] | None  # added to the scores
     scaling: float
-    bias: Float[Tensor, "batch_or_1 head query key"] | None = None  # relative positions
+    bias: Float[Tensor, "bias_batch head bias_query key"] | None = None  # relative positions
     softcap: float | None = None
 
 

@@ -124,7 +124,9 @@ class Block:
         """Vectors by head, carried through `W_O` and added."""
         return by_head.flatten(2) @ self.tensors.projections["attn"].weight.flatten(0, 1)
 
-    def rebuilt(self, place: PlaceName, summed: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query model"]:
+    def rebuilt(
+        self, place: PlaceName, summed: Float[Tensor, "batch query model"]
+    ) -> Float[Tensor, "batch query model"]:
         """Parts (whose sum at the attention output is `summed`), residual and biases added up, at a place."""
         passage, residual = self.passages[place], self.residuals[place]
         vectors = passage.carry(summed)

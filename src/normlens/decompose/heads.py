@@ -22,6 +22,8 @@ from normlens.decompose import kernels
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `summed_norms`.
 CANCELLATION = 1 / 200
 
+#: Keys whose Gram matrices are worked out at once: larger blocks are quicker, and use more memory.
+GRAM_ROWS = 1024
 #: Random directions along which the proof compares large outputs.
 DIRECTIONS = 32
 
@@ -68,33 +70,28 @@ class Projection:
         return tuple(rows @ flat[: (h + 1) * width].T for h, rows in enumerate(self.weight))
 
 
-def head_gram(values: Float[Tensor, "batch kv_head key width"], projection: Projection) -> Gram:
-    """The lower triangle of `G_j` for each key."""
+def head_grams(
+    values: Float[Tensor, "batch kv_head key width"], projections: Sequence[Projection]
+) -> Float[Tensor, "projection batch head head key"]:
+    """The lower triangle of `G_j` for each key, as each projection sees it."""
     batch, _, keys, width = values.shape
-    heads = projection.weight.shape[0]
+    heads = projections[0].weight.shape[0]
     count, group = batch * keys, heads // values.shape[1]
-    rows = repeat_values(values, heads).transpose(1, 2).reshape(count, heads, width).contiguous()
-    by_head = values.transpose(0, 1).reshape(values.shape[1], count, width)
-    gram = values.new_zeros(batch, heads, heads, keys)
-    if kernels.usable(8 * rows.numel() * heads, rows):
-        # All products first, all dots after: going back and forth between two pools of threads costs more than either.
-        left = values.new_empty(count * width * heads * (heads + 1) // 2)
-        place = 0
-        for h, product in enumerate(projection.products):
-            size = count * (h + 1) * width
-            torch.mm(by_head[h // group], product, out=left[place : place + size].view(count, -1))
-            place += size
-        kernels.run("gram_dots", left, rows, gram)
-        return gram
-    for h, product in enumerate(projection.products):
-        dots = torch.linalg.vecdot((by_head[h // group] @ product).view(count, h + 1, width), rows[:, : h + 1])
-        gram[:, h, : h + 1] = dots.view(batch, keys, h + 1).transpose(1, 2)
-    return gram
+    rows = repeat_values(values, heads).transpose(1, 2).reshape(count, heads, width)
+    lower = values.new_zeros(len(projections), count, heads, heads)
+    for start in range(0, count, GRAM_ROWS):
+        block = rows[start : start + GRAM_ROWS]
+        by_head = block[:, ::group].transpose(0, 1).contiguous()
+        for projection, out in zip(projections, lower, strict=True):
+            for h, product in enumerate(projection.products):
+                left = (by_head[h // group] @ product).view(-1, h + 1, width)
+                out[start : start + GRAM_ROWS, h, : h + 1] = torch.linalg.vecdot(left, block[:, : h + 1])
+    return lower.view(-1, batch, keys, heads, heads).permute(0, 1, 3, 4, 2).contiguous()
 
 
-def vector_norms(gram: Gram) -> Float[Tensor, "batch head key"]:
+def vector_norms(grams: Float[Tensor, "*any head head key"]) -> Float[Tensor, "*any head key"]:
     """`‖f_h(x_j)‖`, from the diagonal of the Gram matrices."""
-    return gram.diagonal(dim1=1, dim2=2).transpose(1, 2).clamp_min(0).sqrt().contiguous()
+    return grams.diagonal(dim1=-3, dim2=-2).transpose(-1, -2).clamp_min(0).sqrt().contiguous()
 
 
 def summed_norms(
@@ -148,5 +145,7 @@ def _recompute(alpha: Tensor, values: Tensor, projection: Projection, out: Tenso
     for pairs in lost.split(256):
         batch, query, key = pairs.unbind(-1)
         v = values[batch[:, None], kv_head, key[:, None]].double()
-        parts = (alpha[batch, :, query, key].double().unsqueeze(-1) * v).flatten(1) @ projection.weight.double().flatten(0, 1)
+        parts = (alpha[batch, :, query, key].double().unsqueeze(-1) * v).flatten(
+            1
+        ) @ projection.weight.double().flatten(0, 1)
         out[batch, query, key] = parts.norm(dim=-1).to(out.dtype)

@@ -1,4 +1,4 @@
-"""Three loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
+"""Two loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
 
 Each has a plain PyTorch form beside its caller, which serves every device and is what the tests compare with. numba is
 optional (`pip install normlens[fast]`); compiling takes some seconds once per machine (the result is cached on disk),
@@ -48,7 +48,7 @@ def _compiled() -> SimpleNamespace:
 
     @parallel  # type: ignore[untyped-decorator]
     def quadratic(alpha: Any, grams: Any, lengths: Any, cancellation: float, start: int, norms: Any, lost: Any) -> None:
-        """See `heads.summed_norms`: the norms of queries from `start` on; rows that hold a lost pair are counted."""
+        """See `heads.summed_norms`: the norms of queries from `start` on; lost pairs become negative and are counted."""
         batch, heads, queries, keys = alpha.shape
         for item in numba.prange(batch * queries):
             b, i = item // queries, item % queries
@@ -76,24 +76,6 @@ def _compiled() -> SimpleNamespace:
                     missing += bad
                     out[j] = -1.0 if bad else np.sqrt(total[j])
             lost[b, i] = missing
-
-    @parallel  # type: ignore[untyped-decorator]
-    def gram_dots(left: Any, rows: Any, gram: Any) -> None:
-        """The lower triangle of every key's Gram matrix: `gram[b, h, g, k] = left . rows`, see `heads.head_gram`."""
-        batch, heads, _, keys = gram.shape
-        count, _, width = rows.shape
-        for n in numba.prange(count):
-            b, k = n // keys, n % keys
-            place = 0
-            for h in range(heads):
-                first = place + n * (h + 1) * width
-                for g in range(h + 1):
-                    total = left[first] * rows[n, g, 0]
-                    for c in range(1, width):
-                        total += left[first + c] * rows[n, g, c]
-                    gram[b, h, g, k] = total
-                    first += width
-                place += count * (h + 1) * width
 
     @parallel  # type: ignore[untyped-decorator]
     def vectors(
@@ -152,4 +134,4 @@ def _compiled() -> SimpleNamespace:
                     with_residual += self_part * self_part
                 out[n, 6], out[n, 7], out[n, 8], out[n, 9] = gap, whole, from_others, with_residual
 
-    return SimpleNamespace(quadratic=quadratic, gram_dots=gram_dots, vectors=vectors)
+    return SimpleNamespace(quadratic=quadratic, vectors=vectors)

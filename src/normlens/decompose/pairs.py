@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, head_gram, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_norms
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -73,11 +72,9 @@ class PairWork:
         # Places that see the same projection share their Gram matrices and norms.
         self._projections = projections
         self._mapped = _distinct([projections[place] for place in PLACES if place in needs.places])
-        grams = [head_gram(values, projection) for projection in self._mapped]
-        self._grams = torch.stack(grams) if len(grams) != 1 else grams[0].unsqueeze(0) if grams else values.new_empty(0)
-        self._lengths = [vector_norms(gram) for gram in grams]
-        self._stacked_lengths = torch.stack(self._lengths) if grams else values.new_empty(0)
-        self._norms = values.new_zeros(len(grams), batch, queries, keys)
+        self._grams = head_grams(values, self._mapped) if self._mapped else values.new_empty(0)
+        self._lengths = vector_norms(self._grams) if self._mapped else values.new_empty(0)
+        self._norms = values.new_zeros(len(self._mapped), batch, queries, keys)
         self._alpha = values.new_zeros(batch, heads, queries, keys) if needs.alpha else None
         self._weights = values.new_zeros(batch, queries, keys) if needs.weights else None
         self._totals = values.new_zeros(batch, queries) if needs.totals else None
@@ -100,7 +97,7 @@ class PairWork:
             own = alpha.diagonal(offset=start, dim1=-2, dim2=-1)
             self._diagonal[:, :, start:last] = own[..., : max(0, last - start)]
         if self._mapped:
-            summed_norms(alpha, self._grams, self._stacked_lengths, self.values, self._mapped, start, self._norms)
+            summed_norms(alpha, self._grams, self._lengths, self.values, self._mapped, start, self._norms)
         self._sample(alpha, start, stop, keys)
 
     def _sample(self, alpha: Tensor, start: int, stop: int, keys: int) -> None:
@@ -127,7 +124,7 @@ class PairWork:
         attention = self._projections["attn"]
         if attention in self._mapped:
             return self._lengths[self._mapped.index(attention)]
-        return vector_norms(head_gram(self.values, attention))
+        return vector_norms(head_grams(self.values, [attention])[0])
 
 
 def _distinct(projections: list[Projection]) -> list[Projection]:
