@@ -16,6 +16,8 @@ COMMANDS = {
     "families": "families",
     "corpus": "corpus",
     "view": "view",
+    "align": "align",
+    "aer": "aer",
 }
 
 
