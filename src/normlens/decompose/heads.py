@@ -32,7 +32,8 @@ Gram = Float[Tensor, "batch head head key"]
 
 def split_heads(weight: Float[Tensor, "heads_width model"], heads: int) -> Float[Tensor, "head width model"]:
     """Each head's own rows of the output projection."""
-    return weight.unflatten(0, (heads, -1))
+    by_head: Tensor = weight.unflatten(0, (heads, -1))
+    return by_head
 
 
 def repeat_values(
