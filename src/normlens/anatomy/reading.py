@@ -61,7 +61,8 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
     joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     x, value_map = find_values(graph)
-    projected, total = projection.linear.output, graph.visible(joined.total, "the residual sum")
+    projected = graph.copy_at_boundary(projection.linear.output, given, onwards=True)
+    total = graph.visible(joined.total, "the residual sum")
     if total.sequence_first:  # then so are the rows of products in the middle of the code, where no axis shows it
         projected, x = (replace(p, sequence_first=True) if p.operation is not None else p for p in (projected, x))
     return Site(
