@@ -161,7 +161,10 @@ class Norm:
 
     def gamma(self) -> Tensor | None:
         """The scale, or None where the normalization has none."""
-        return None if self.weight is None else self.weight.detach() + self.offset
+        if self.weight is None or self.offset == 0:
+            return None if self.weight is None else self.weight.detach()
+        # `1 + weight` has more digits than a half-precision weight, and families add in float32.
+        return self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
     def beta(self) -> Tensor | None:
         """The shift, or None where the normalization has none."""

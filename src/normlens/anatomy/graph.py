@@ -245,4 +245,4 @@ def is_linear(call: Call) -> bool:
     if len(call.inputs) != 1 or len(call.outputs) != 1:
         return False
     module: nn.Module = call.module
-    return isinstance(module, nn.Linear | Conv1D) or isinstance(getattr(module, "base_layer", None), nn.Linear)
+    return isinstance(module, nn.Linear | Conv1D) or isinstance(getattr(module, "base_layer", None), nn.Linear | Conv1D)
