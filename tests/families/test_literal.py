@@ -143,9 +143,7 @@ def deepseek(model: Any, seen: Seen, alpha: Tensor) -> Literal:
     layer = model.layers[0]
     both = seen.outputs[layer.self_attn.kv_b_proj][0].view(-1, 4, 8 + 6)  # key part and value, head by head
     values = both[..., 8:].transpose(0, 1)
-    return Literal(
-        alpha, values, by_head(layer.self_attn.o_proj.weight, 4), seen.inputs[layer.input_layernorm][0]
-    )
+    return Literal(alpha, values, by_head(layer.self_attn.o_proj.weight, 4), seen.inputs[layer.input_layernorm][0])
 
 
 def deberta(model: Any, seen: Seen, alpha: Tensor) -> Literal:
@@ -201,4 +199,4 @@ def test_maps_are_the_literal_ones(family: str) -> None:
     site = next(iter(analysis.sites.values()))
     for name, values in expected.items():
         found = torch.tensor(site[name].sel(layer=layer).values)
-        torch.testing.assert_close(found, values.float(), rtol=1e-4, atol=1e-5, msg=lambda m: f"{family} {name}: {m}")
+        torch.testing.assert_close(found, values.float(), rtol=1e-4, atol=1e-5)

@@ -130,7 +130,14 @@ class Graph:
         return Linear(
             value,
             given,
-            ParameterMap(scope.module, found[0], None if shift is None else shift[0], found[1], () if shift is None else shift[1], scope.path),
+            ParameterMap(
+                scope.module,
+                found[0],
+                None if shift is None else shift[0],
+                found[1],
+                () if shift is None else shift[1],
+                scope.path,
+            ),
             operation.index,
             operation.index + 1,
             self._place(Place(scope.module, scope.path, "input", (position,), scope.occurrence, key), value),

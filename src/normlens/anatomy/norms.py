@@ -98,12 +98,14 @@ def _candidates(
     module: nn.Module, path: str, parameters: dict[str, nn.Parameter], shift: Tensor, eps: float
 ) -> Iterator[Norm]:
     # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
-    bias = next((p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach().to(shift), shift)), None)
+    bias = next(
+        (p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach().to(shift), shift)), None
+    )
     scales = [parameter for parameter in parameters.values() if parameter is not bias]
     named_bias = parameters.get("bias")
     if bias is None and named_bias is not None and len(parameters) == 2:
         bias, scales = named_bias, [parameter for parameter in scales if parameter is not named_bias]
     for centred in (True, False):
-        for weight in scales or [None]:
+        for weight in (*scales,) if scales else (None,):
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
                 yield Norm(module, path, centred, offset, weight, bias, eps)

@@ -27,8 +27,8 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
     for path, shape in trace.lost:
         if len(shape) >= 4 or _over_positions(trace, shape):
             raise AnatomyError(
-                f"every attention must be seen to be over all keys at once: in {family!r} at {path}, a softmax of shape "
-                f"{shape} never met its values as a whole (windows, blocks or hashes of keys); see docs/adding_a_family.md"
+                f"every attention must be over all keys at once: in {family!r} at {path}, a softmax of shape {shape} "
+                "never met its values as a whole (windows, blocks or hashes of keys); see docs/adding_a_family.md"
             )
     if not trace.attentions:
         raise AnatomyError(

@@ -30,12 +30,12 @@ with random weights in float32, and checked with and without padding. `exact` me
 
 **{exact} of {total} families are exact.** The others are refused, with the reason below; nothing is returned for them.
 
-*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` in front of attention, `branch`
-between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention and the output
-projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width squared),
-`own code` means that attention does not go through transformers' interface and was followed from softmax to values,
-`text only` that the family also has images or sounds, which were not part of this check. *Proof*: a bound on the
-largest relative error of all rebuilt vectors.
+*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` in front of attention,
+`branch` between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention
+and the output projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width
+squared), `own code` means that attention does not go through transformers' interface and was followed from softmax to
+values, `text only` that the family also has images or sounds, which were not part of this check. *Proof*: a bound on
+the largest relative error of all rebuilt vectors.
 
 """
 
