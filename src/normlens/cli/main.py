@@ -14,6 +14,10 @@ COMMANDS = {
     "analyze": "analyze",
     "info": "info",
     "families": "families",
+    "corpus": "corpus",
+    "view": "view",
+    "align": "align",
+    "aer": "aer",
 }
 
 
