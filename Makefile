@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
-EXTRAS := .[translation,gguf]
+EXTRAS := .[fast,translation,gguf]
 
 .PHONY: setup demo test test-real bench lint types clean
 
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/python -m normlens.cli.main demo --out demo
+	$(BIN)/python examples/demo.py --out demo
 
 lint: setup
 	$(BIN)/ruff check .

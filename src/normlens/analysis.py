@@ -142,13 +142,15 @@ class Analysis:
         target = Path(path)
         if target.exists() and not overwrite:
             raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
+        if target.exists() and not (target / "zarr.json").exists():
+            raise InputError(f"only a saved analysis is replaced: {target} is something else; choose another path")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
                 staged = Path(folder) / "analysis"
                 _write(self, staged)
                 if target.exists():
-                    shutil.rmtree(target) if target.is_dir() else target.unlink()
+                    shutil.rmtree(target)
                 staged.rename(target)
         except OSError as error:
             raise InputError(f"the result must be writable: {target} is not ({error.strerror or error})") from error
@@ -215,7 +217,9 @@ class SiteAnalysis:
 def difference(left: Analysis, right: Analysis) -> Analysis:
     """`left - right`, number by number; both must be about the same tokens, layers and measures."""
     if set(left.sites) != set(right.sites):
-        raise InputError(f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}")
+        raise InputError(
+            f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}"
+        )
     sites = {}
     for kind, dataset in left.sites.items():
         other = right.sites[kind]
@@ -227,8 +231,15 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
                     "other ones; analyse the same text with the same tokenizer"
                 )
         common = [name for name in dataset.data_vars if name in other]
-        if any(dataset[name].shape != other[name].shape for name in common):
-            raise InputError("two analyses are compared layer by layer: their layers or heads differ in number")
+        if not any(name != PROOF for name in common):
+            raise InputError("two analyses are compared measure by measure: they have none in common; ask both for the same")
+        layers, theirs = dataset["layer"].values.tolist(), other["layer"].values.tolist()
+        # Equal numbers are not enough: arithmetic would silently keep the layers that both have.
+        if layers != theirs or any(dataset[name].shape != other[name].shape for name in common):
+            raise InputError(
+                f"two analyses are compared layer by layer and head by head: layers {layers} against {theirs}, or heads "
+                "differ in number; analyse both with the same layers"
+            )
         subtracted = dataset[common] - other[common]
         subtracted[PROOF] = np.maximum(dataset[PROOF], other[PROOF])
         sites[kind] = subtracted
@@ -247,7 +258,9 @@ def open_analysis(path: str | Path) -> Analysis:
         tree = tree.load()
     record = json.loads(tree.attrs.get("normlens", "{}"))
     if record.get("format") != _FORMAT:
-        raise InputError(f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?")
+        raise InputError(
+            f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?"
+        )
     sites = {}
     for kind, labels in record["tokens"].items():
         dataset = tree[kind].to_dataset(inherit=False)

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from normlens.anatomy.description import Anatomy, Site
+from normlens.decompose.pairs import Needs
 from normlens.decompose.words import WordMode
 from normlens.errors import InputError
-from normlens.measures import MAPS, chosen_maps, chosen_measures
+from normlens.measures import MAPS, chosen_maps, chosen_measures, needed
 
 Precision = Literal["float32", "float64"]
 
@@ -27,6 +28,11 @@ class Settings:
     dtype: torch.dtype
     requested: dict[str, Any]
 
+    @property
+    def needs(self) -> Needs:
+        """What these measures need of each site's pairs."""
+        return needed(self.measures, self.mixing, by_word=self.words is not None)
+
     @classmethod
     def of(
         cls,
@@ -41,6 +47,14 @@ class Settings:
     ) -> Settings:
         """Check a request against a model's anatomy; `mixing` adds to the ratios of the maps asked for."""
         names = chosen_measures(measures)
+        gated = next((site for site in anatomy.sites if site.gated), None)
+        if gated is not None and measures is not None and "f_norm" in names:
+            raise InputError(
+                f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
+                f"attention and the output projection ({gated.path}); ask for af_norm instead"
+            )
+        if gated is not None:
+            names = tuple(name for name in names if name != "f_norm")
         ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
         if words is not None and words not in get_args(WordMode):
             raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
@@ -55,16 +69,14 @@ class Settings:
             requested={
                 "measures": list(names),
                 "mixing": [name for name in MAPS if name in ratios],
-                "layers": None if layers is None else sorted(set(layers)),
+                "layers": None if layers is None else sorted({int(layer) for layer in layers}),
                 "words": words,
                 "precision": precision,
             },
         )
 
 
-def _chosen_sites(
-    anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None
-) -> tuple[Site, ...]:
+def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None) -> tuple[Site, ...]:
     if kinds is not None:
         for kind in kinds:
             if kind not in anatomy.kinds:

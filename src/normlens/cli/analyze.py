@@ -29,7 +29,9 @@ def analyze(
     measure: Annotated[
         list[str] | None, typer.Option("--measure", help="A measure to compute (repeat); all of them by default.")
     ] = None,
-    layer: Annotated[list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
+    ] = None,
     words: Annotated[str | None, typer.Option(help="Merge subwords to words: `norms` or `vectors`.")] = None,
     generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
@@ -84,7 +86,9 @@ def _print_site(console: Console, site: SiteAnalysis, several: bool) -> None:
         console.rule(f"{site.kind} sites")
     ratios = mixing_by_layer(site)
     if ratios:
-        table = Table(title="Mixing ratio by layer: share of the output that comes from other positions", title_justify="left")
+        table = Table(
+            title="Mixing ratio by layer: share of the output that comes from other positions", title_justify="left"
+        )
         table.add_column("layer", justify="right")
         for name in ratios:
             table.add_column(name, justify="right")

@@ -13,6 +13,7 @@ from normlens.errors import NormlensError
 COMMANDS = {
     "analyze": "analyze",
     "info": "info",
+    "families": "families",
     "corpus": "corpus",
 }
 
