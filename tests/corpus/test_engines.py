@@ -47,7 +47,9 @@ corpus_statistics(
 
 def _start(source: Path, out: Path, pause: float) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    return subprocess.Popen([sys.executable, "-c", _SCRIPT, str(source), str(out), str(pause)], env=environment, cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, str(source), str(out), str(pause)], env=environment, cwd=ROOT
+    )
 
 
 def test_a_run_killed_twice_gives_the_undisturbed_answer(lens, tmp_path: Path, monkeypatch) -> None:

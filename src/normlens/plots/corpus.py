@@ -173,8 +173,8 @@ def _signed(figure: Figure, result: CorpusResult) -> Figure:
     model, counts = manifest["model"], manifest["counts"]
     sources = ", ".join(entry["path"].rsplit("/", 1)[-1] for entry in manifest["inputs"])
     line = (
-        f"{model['name']} ({model['dtype']}) on {sources}: {counts['sequences']:,} sequences, {counts['tokens']:,} tokens"
-        f"; normlens {manifest['versions']['normlens']}"
+        f"{model['name']} ({model['dtype']}) on {sources}: {counts['sequences']:,} sequences, "
+        f"{counts['tokens']:,} tokens; normlens {manifest['versions']['normlens']}"
     )
     figure.supxlabel(line, fontsize=6, color="0.4")
     return figure
