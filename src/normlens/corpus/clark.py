@@ -32,7 +32,7 @@ class _Kind:
 class _Array(np.ndarray):
     """An array whose content arrives after it was made, as numpy pickles them, checked on the way."""
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:  # type: ignore[override]
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         version, shape, kind, by_column, raw = state
         if not isinstance(kind, _Kind) or not isinstance(raw, bytes | str):
             raise pickle.UnpicklingError("an array must consist of numbers")

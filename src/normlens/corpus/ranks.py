@@ -78,7 +78,7 @@ class Ties:
         state, pattern = (array.reshape(-1, size)[groups].astype(np.int64) for array in (self.state, self.pattern))
         low = np.where(state == 1, pattern, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(state == 1, pattern, np.iinfo(np.int64).min).max(axis=0)
-        return ~(state == 2).any(axis=0) & (low >= high)
+        return np.asarray(~(state == 2).any(axis=0) & (low >= high))
 
     def _meet(self, bins: Int[np.ndarray, " pair"], patterns: Int[np.ndarray, " pair"]) -> None:
         order = np.argsort(bins, kind="stable")

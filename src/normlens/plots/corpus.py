@@ -135,13 +135,17 @@ def histogram(result: CorpusResult, quantity: str, *, layer: int | None = None, 
         raise InputError(f"histograms are kept for what was asked: {quantity!r} is not among them")
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
-    for number, (category, part) in enumerate(rows.groupby("category")):
-        bins = part.groupby(["low", "high"])["count"].sum().reset_index()
-        bins = bins[(bins["low"] > 0) & (bins["high"] < 2.0**64)]
-        octaves = np.log2(bins["high"]) - np.log2(bins["low"])
-        density = bins["count"] / bins["count"].sum() / octaves
+    rows = rows[(rows["low"] > 2.0**-64) & (rows["high"] < 2.0**64)]  # not the open bins at either end
+    # Bins of one width per octave, whatever the grid: four of them, so that small categories are not all noise.
+    step = np.floor(4 * np.log2(rows["low"].to_numpy()) + 1e-9).astype(int)
+    edges = 2.0 ** (np.arange(step.min(), step.max() + 2) / 4)
+    for number, category in enumerate(sorted(rows["category"].unique())):
+        inside = (rows["category"] == category).to_numpy()
+        counts = np.bincount(
+            step[inside] - step.min(), weights=rows["count"].to_numpy()[inside], minlength=len(edges) - 1
+        )
         colour, _, text = _style(str(category), number)
-        axes.step(bins["low"], density, where="post", color=colour, label=text)
+        axes.stairs(4 * counts / counts.sum(), edges, color=colour, label=text)
     axes.set_xscale("log", base=2)
     axes.set_xlabel(label(quantity))
     axes.set_ylabel("share per octave")
