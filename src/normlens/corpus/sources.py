@@ -153,6 +153,12 @@ def _tsv(path: Path, columns: Columns) -> Iterator[Record | Flaw]:
     yield from _delimited(path, columns, "\t")
 
 
+class _Tabs(csv.excel_tab):
+    """TSV has no quoting: a quotation mark in a sentence is a quotation mark."""
+
+    quoting = csv.QUOTE_NONE
+
+
 def _delimited(path: Path, columns: Columns, delimiter: str) -> Iterator[Record | Flaw]:
     """Rows of a table; columns given as numbers (from 0) mean that there is no header."""
     flaws: list[Flaw] = []
@@ -164,9 +170,7 @@ def _delimited(path: Path, columns: Columns, delimiter: str) -> Iterator[Record 
             else:
                 yield line + "\n"
 
-    # TSV has no quoting: a quotation mark in a sentence is a quotation mark.
-    dialect = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {}
-    reader = csv.reader(clean(), delimiter=delimiter, **dialect)
+    reader = csv.reader(clean(), _Tabs if delimiter == "\t" else csv.excel)
     header: list[str] | None = None
     numbered = (columns.text or "").isdigit()
     while True:
