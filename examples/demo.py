@@ -30,19 +30,20 @@ def in_words(analysis: Analysis) -> str:
     pulled = np.unravel_index(np.argmax(others), others.shape)
     tokens = [readable(str(token)) for token in analysis["attnresln_n"]["query_token"].values]
     by_layer = 100 * analysis.mixing_ratio("attnresln_n").mean("query").values
-    return f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from other tokens.
-Measured by the vectors that really arrive it is {mixed["attn_n"]:.0f} % of the attention output, {mixed["attnres_n"]:.0f} % \
-once the residual
-connection is counted and {mixed["attnresln_n"]:.0f} % behind layer normalization: most of each token is itself, carried along,
-as the dark diagonals on the right of maps.png show. By layer that share runs from {by_layer.min():.0f} to {by_layer.max():.0f} %.
+    return f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from others.
+Measured by the vectors that really arrive it is {mixed["attn_n"]:.0f} % of the attention output,
+{mixed["attnres_n"]:.0f} % once the residual connection is counted, {mixed["attnresln_n"]:.0f} % behind layer normalization:
+most of each token is itself, carried along, as the dark diagonals on the right of maps.png show.
+By layer that share runs from {by_layer.min():.0f} to {by_layer.max():.0f} %.
 
-The largest attention weight between two tokens is in layer {layer + 1}: “{tokens[query]}” puts \
-{100 * weight[layer, query, key]:.0f} % on “{tokens[key]}”,
+The largest attention weight between two tokens is in layer {layer + 1}:
+“{tokens[query]}” puts {100 * weight[layer, query, key]:.0f} % on “{tokens[key]}”,
 but only {share[layer, query, key]:.1f} % of it comes from there: a large weight on a small vector.
-The largest contribution is in layer {pulled[0] + 1}: “{tokens[pulled[1]]}” takes {others[pulled]:.0f} % from “{tokens[pulled[2]]}”.
+The largest contribution is in layer {pulled[0] + 1}:
+“{tokens[pulled[1]]}” takes {others[pulled]:.0f} % from “{tokens[pulled[2]]}”.
 
-It is exact: parts, residual and biases add up to the model's own vectors (worst relative error \
-{analysis.worst_proof:.0e})."""
+It is exact: parts, residual and biases add up to the model's own vectors
+(worst relative error {analysis.worst_proof:.0e})."""
 
 
 def main() -> None:

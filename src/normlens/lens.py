@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from normlens.analysis import Analysis
-from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import tensors_in
@@ -201,7 +201,7 @@ class Lens:
 
     def _end_ids(self) -> set[int]:
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        return set(ends) if isinstance(ends, list) else {ends}
+        return set(ends) if isinstance(ends, list) else {ends} if isinstance(ends, int) else set()
 
     def _analyze_encoded(
         self,
@@ -279,7 +279,7 @@ class Lens:
         request = Request(settings.sites, settings.needs, settings.dtype, observer.sample)
         output = capture(self._body, self.anatomy, inputs, seen, request, self._weights)
         if own is not None:
-            last = "decoder" if self._two_sided else "encoder"
+            last: Kind = "decoder" if self._two_sided else "encoder"
             mask = positions.queries(last)
             captured = _first_output(output)
             real = mask if mask is not None and mask.shape == captured.shape[:2] else torch.ones(captured.shape[:2]) > 0

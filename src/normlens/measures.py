@@ -189,7 +189,7 @@ def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
         return torch.full_like(block.tensors.projected[..., 0], 0.5)
     residual = block.residuals[place]
     assert residual is not None, "maps with a residual look at the residual sum or behind it"
-    return residual.norm(dim=-1)
+    return torch.linalg.vector_norm(residual, dim=-1)
 
 
 @dataclass(frozen=True)

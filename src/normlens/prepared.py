@@ -76,7 +76,7 @@ def _prepare(site: Site, dtype: torch.dtype) -> Prepared:
     weight = split_heads(matrix, site.heads).contiguous()
     inner = tuple(None if isinstance(step, Gate) else _step(step, dtype) for step in site.inner)
     if inner:
-        weight = weight * fixed_factor(inner, *weight.shape[:2], weight).unsqueeze(-1)
+        weight = weight * fixed_factor(inner, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)
     bias = site.projection.bias()
     branch = tuple(_step(step, dtype) for step in site.branch)
     norm = None if site.norm is None else _step(site.norm, dtype)

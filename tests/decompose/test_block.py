@@ -109,7 +109,9 @@ def _carried(step: Normalizing | Scaling, parts: Tensor, y: Tensor) -> Tensor:
 def test_parts_and_biases_rebuild_every_place(t: BlockTensors) -> None:
     block = Block(t)
     for place in PLACES:
-        torch.testing.assert_close(block.rebuilt(place, block.project(t.pairs.mixed)), block.observed[place], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            block.rebuilt(place, block.project(t.pairs.mixed)), block.observed[place], rtol=1e-9, atol=1e-9
+        )
 
 
 @settings(max_examples=60, deadline=None)

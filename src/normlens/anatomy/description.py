@@ -73,7 +73,8 @@ class LinearMap:
         if type(self.module) is nn.Linear:
             return self.module.weight.detach().T
         if isinstance(self.module, Conv1D):
-            return self.module.weight.detach()
+            weight: Tensor = self.module.weight.detach()
+            return weight
         return self._asked()[0]
 
     def bias(self) -> Float[Tensor, " output"] | None:
@@ -90,7 +91,7 @@ class LinearMap:
     def _asked(self) -> tuple[Tensor, Tensor]:
         # A wrapped projection keeps its weights in its own way; what it does to the unit vectors is its matrix.
         weight = next(self.module.parameters())
-        width = self.module.in_features
+        width = int(self.module.in_features)  # type: ignore[arg-type]
         units = torch.eye(width, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
             bias = self.module(units.new_zeros(1, width))[0]

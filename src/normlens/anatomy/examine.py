@@ -67,7 +67,7 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:
     """A few ordinary token ids, enough to see every attention of a text model at work."""
     config = getattr(model, "config", None)
-    parts = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
+    parts: tuple[Any, ...] = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
     size = next((part.vocab_size for part in parts if isinstance(getattr(part, "vocab_size", None), int)), None)
     if not isinstance(size, int):
         raise AnatomyError(

@@ -95,7 +95,7 @@ def _candidates(
 ) -> Iterator[Norm]:
     # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
     bias = next((p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach(), shift)), None)
-    scales = [parameter for parameter in parameters.values() if parameter is not bias]
+    scales: list[nn.Parameter | None] = [parameter for parameter in parameters.values() if parameter is not bias]
     named_bias = parameters.get("bias")
     if bias is None and named_bias is not None and len(parameters) == 2:
         bias, scales = named_bias, [parameter for parameter in scales if parameter is not named_bias]

@@ -117,8 +117,5 @@ class Watcher(TorchDispatchMode):
 
     def _read(self, place: Place, args: Any, result: Any) -> None:
         index = place.key[0]
-        if place.side == "input":
-            tensor = args[index]
-        else:
-            tensor = [tensor for _, tensor in tensors_in(result)][index]
-        self._seen(place, tensor)
+        results = [tensor for _, tensor in tensors_in(result)]
+        self._seen(place, args[index] if place.side == "input" else results[index])

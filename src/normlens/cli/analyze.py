@@ -9,7 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from normlens.cli.common import GgufOption, JsonOption, ModelOption, open_lens, print_json, progress_bar, writable_folder
+from normlens.cli.common import (
+    GgufOption,
+    JsonOption,
+    ModelOption,
+    open_lens,
+    print_json,
+    progress_bar,
+    writable_folder,
+)
 from normlens.errors import InputError
 from normlens.summary import draws_on, mixing_by_layer
 

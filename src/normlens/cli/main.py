@@ -15,6 +15,9 @@ COMMANDS = {
     "info": "info",
     "families": "families",
     "corpus": "corpus",
+    "view": "view",
+    "align": "align",
+    "aer": "aer",
 }
 
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_lengths, vector_norms
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -126,7 +125,7 @@ class PairWork:
         attention = self._projections["attn"]
         if attention in self._mapped:
             return self._lengths[self._mapped.index(attention)]
-        return vector_norms(head_grams(self.values, [attention])[0])
+        return vector_lengths(self.values, attention)
 
 
 def _distinct(projections: list[Projection]) -> list[Projection]:
