@@ -194,7 +194,7 @@ def block_of(family: str = "bert") -> tuple[Block, Tensor, Tensor]:
     found: list[BlockTensors] = []
     model, inputs = tiny.make(family), tiny.batch(family, lengths=(6, 6))
     anatomy, mask = examine(model), torch.ones(2, 6, dtype=torch.bool)
-    everything = Needs(True, True, True, True, frozenset(PLACES))
+    everything = Needs(True, True, True, True, True, frozenset(PLACES))
     request = capturing.Request(anatomy.sites, everything, torch.float32, lambda *_: pick_pairs(mask, mask, True))
     capturing.capture(model, anatomy, inputs, lambda site, tensors: found.append(tensors), request, WeightCache())
     return Block(found[0]), mask, mask

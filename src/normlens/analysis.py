@@ -62,7 +62,7 @@ class Analysis:
         if len(self.sites) != 1:
             raise InputError(
                 f"this model has several kinds of site ({', '.join(self.sites)}): choose one, as in "
-                f"analysis.site({next(reversed(self.sites))!r})[name]"
+                f"analysis.site({list(self.sites)[-1]!r})[name]"
             )
         return self.site(next(iter(self.sites)))
 
@@ -269,7 +269,9 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
                 )
         common = [name for name in dataset.data_vars if name in other]
         if not any(name != PROOF for name in common):
-            raise InputError("two analyses are compared measure by measure: they have none in common; ask both for the same")
+            raise InputError(
+                "two analyses are compared measure by measure: they have none in common; ask both for the same"
+            )
         layers, theirs = dataset["layer"].values.tolist(), other["layer"].values.tolist()
         # Equal numbers are not enough: arithmetic would silently keep the layers that both have.
         if layers != theirs or any(dataset[name].shape != other[name].shape for name in common):
@@ -300,7 +302,9 @@ def open_analysis(path: str | Path) -> Analysis:
         )
     sites = {}
     for kind, labels in record["tokens"].items():
-        dataset = tree[kind].to_dataset(inherit=False)
+        node = tree[kind]
+        assert isinstance(node, xr.DataTree)
+        dataset = node.to_dataset(inherit=False)
         sites[kind] = dataset.assign_coords(
             {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
         )

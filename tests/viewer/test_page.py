@@ -408,7 +408,9 @@ HOSTILE = [
 def test_hostile_tokens_stay_text(opened, view) -> None:
     data = dataset(HOSTILE, layers=2, heads=2)
     evil = HOSTILE[0]
-    document = payload({"encoder": data}, title=evil + HOSTILE[2] + "\x00\u202e\ud800", provenance={"model": evil, evil: [HOSTILE[1]]})
+    document = payload(
+        {"encoder": data}, title=evil + HOSTILE[2] + "\x00\u202e\ud800", provenance={"model": evil, evil: [HOSTILE[1]]}
+    )
     page = opened(document, f"view={view}&query=0&table=true")
     inside = page.evaluate(
         """() => { const r = document.querySelector('#normlens').shadowRoot;

@@ -14,7 +14,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_lengths, vector_norms
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -50,6 +50,7 @@ class Pairs:
     norms: Mapping[PlaceName, Float[Tensor, "batch query key"]]
     samples: Int[Tensor, "pair 3"]  # batch, query, key
     sampled_alpha: Float[Tensor, "pair head"]
+    gated: Float[Tensor, "batch head query key"] | None = None  # ‖alpha f(x)‖ where a gate makes f depend on the query
 
 
 class PairWork:
@@ -124,7 +125,7 @@ class PairWork:
         attention = self._projections["attn"]
         if attention in self._mapped:
             return self._lengths[self._mapped.index(attention)]
-        return vector_norms(head_grams(self.values, [attention])[0])
+        return vector_lengths(self.values, attention)
 
 
 def _distinct(projections: list[Projection]) -> list[Projection]:
