@@ -8,6 +8,7 @@ import io
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import xarray as xr
 from PIL import Image
 
+from normlens.viewer.page import save_html
 from normlens.viewer.payload import payload
 from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
 
@@ -283,10 +285,10 @@ def test_tokens_and_thumbnails_are_walked_through_by_keyboard(opened, document) 
     page.locator(".thumb[data-chosen]").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    page.wait_for_url(lambda url: "head=2" in url)
+    page.wait_for_url(lambda url: "head=2" in url and "layer" not in url)  # layer 2 is where the page opens
     page.keyboard.press("Enter")
     page.wait_for_selector(".compare")
-    assert page.locator("[data-measure=af_norm] h3").inner_text() == "‖αf(x)‖, head 2"
+    assert page.locator("[data-measure=af_norm] h2").inner_text() == "‖αf(x)‖, head 2"
     assert page.locator("[data-control=layer]").input_value() == "1"
 
 
@@ -344,6 +346,24 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
     assert table.get_by_role("row").count() == len(SENTENCE) ** 2 + 1
     assert page.get_by_role("img", name="ATTNRESLN-N, layer").count() == 1
     assert page.get_by_role("button", name="Matrix").get_attribute("aria-pressed") == "false"
+
+
+@pytest.mark.parametrize("view", ["compare&query=3&table=true", "compare&draw=matrix", "overview", "mixing", "flow"])
+def test_an_accessibility_checker_finds_nothing(chromium, document, tmp_path, view) -> None:
+    axe = Path(__file__).parents[2] / "src/normlens/viewer/front/node_modules/axe-core/axe.min.js"
+    if not axe.exists():
+        pytest.skip("axe-core is not installed: run `npm ci` in src/normlens/viewer/front")
+    path = save_html(document, tmp_path / "page.html")
+    context = chromium.new_context(
+        bypass_csp=True, color_scheme="dark"
+    )  # the checker is a script of ours, not the page's
+    page = context.new_page()
+    page.goto(f"{path.as_uri()}#view={view}")
+    page.wait_for_selector(".view > *")
+    page.add_script_tag(path=axe)
+    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
+    context.close()
+    assert found == []
 
 
 ROOTS = """() => {

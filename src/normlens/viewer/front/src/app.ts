@@ -61,7 +61,7 @@ export class App {
     sheet.replaceSync(style);
     this.root.adoptedStyleSheets = [sheet];
     this.main = h("main", { class: "view", tabindex: -1 });
-    this.under = h("section", { class: "under" });
+    this.under = h("section", { class: "under", "aria-label": "Table" });
     this.bar = controls(this);
     this.frame = h("div", { class: host.keys === globalThis.document ? "normlens whole" : "normlens", tabindex: host.keys === globalThis.document ? null : 0 }, this.bar.element, this.main, this.under, about(this.data));
     this.root.append(this.frame);
