@@ -145,6 +145,6 @@ def test_a_family_that_cannot_be_read() -> None:
     config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
     model = transformers.MambaModel(config)
     before = snapshot(model)
-    with pytest.raises(AnatomyError, match=r"attention interface: 'mamba' called it nowhere"):
+    with pytest.raises(AnatomyError, match=r"in 'mamba' no softmax met values"):
         Lens(model).anatomy  # noqa: B018
     assert snapshot(model) == before

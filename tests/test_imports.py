@@ -23,6 +23,7 @@ ORDER = [
     ("analysis", "observe", "collect"),
     ("lens",),
     ("summary", "corpus", "alignment", "attribution", "plots", "viewer", "families"),
+    ("opening",),
     ("experiments",),
     ("cli",),
 ]
