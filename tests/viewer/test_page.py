@@ -221,6 +221,14 @@ def test_mixing_is_the_ratio_of_every_layer_and_token(opened, document, data) ->
     np.testing.assert_allclose(means, values.mean(axis=1), atol=6e-4)
 
 
+def test_a_run_with_ratios_alone_opens_at_them(opened, data) -> None:
+    page = opened(payload({"encoder": data[["mixing_attn_n"]].assign_coords(key=data["key"])}))
+    assert page.locator("nav [data-view]:visible").all_text_contents() == ["Mixing"]
+    values = data["mixing_attn_n"].transpose("layer", "query").values
+    got = np.array([float(row["mixing_attn_n"]) for row in rows_of(page)]).reshape(values.shape)
+    np.testing.assert_allclose(got, values, rtol=2**-10)
+
+
 def test_flow_is_the_product_of_the_normalized_maps(opened, document, data) -> None:
     page = opened(document, "view=flow&query=6")
     maps = shares(data["attnresln_n"].values)

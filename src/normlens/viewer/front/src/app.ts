@@ -55,7 +55,7 @@ export class App {
     }
     this.sites = new Map(data.sites.map((site) => [site.name, new Site(site)]));
     this.first = initial(data);
-    this.state = fromHash(host.hash, this.first, data);
+    this.state = fromHash(host.hash, this.first, data); // settles what the document does not hold
     this.root = container.attachShadow({ mode: "open" });
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(style);
