@@ -98,6 +98,9 @@ def test_unequal_files_are_an_error_before_anything_is_written(text: list[str], 
         file.write("encore\n")
     code, out, message = run(*text)
     assert code == 2 and out == "" and "7 and 8 lines" in message
+    (tmp_path / "target").unlink()
+    code, out, message = run(*text)
+    assert code == 2 and out == "" and "target does not" in message
 
 
 def test_links_from_a_file_are_symmetrized_with_the_models(text: list[str], tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def align(
     if reverse_links is not None and symmetrize is None:
         raise InputError("Links from a file are symmetrized with the model's: say how with --symmetrize.")
 
+    first_pairs = _first_pairs(source, target)  # what is wrong with the text is said before a model is loaded
+
     def lens(name: str) -> Lens:
         loaded = open_lens(name)
         if device is not None:
@@ -119,7 +121,7 @@ def align(
     if resumed and out is not None:
         aligner.layers = check_same_run(out, {**aligner.record(), "format": style})
         skip = finished_lines(out)
-    elif first_pairs := _first_pairs(source, target):
+    elif first_pairs:
         aligner.choose_layers(first_pairs)
     for name, agreement in aligner.agreements.items():
         print(f"{name}:\n{agreement.table(setting)}", file=sys.stderr)
@@ -166,6 +168,9 @@ def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
     from normlens.alignment.aligner import WINDOW
     from normlens.alignment.streams import read_parallel
 
+    for path in (source, target):
+        if not path.exists():
+            raise InputError(f"Sentences are read from files that exist: {path} does not.")
     if not (source.is_file() and target.is_file()):
         return []
     return list(islice(read_parallel(source, target), WINDOW))
