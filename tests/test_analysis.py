@@ -105,7 +105,7 @@ def test_numbers_that_are_none_and_both_zeros_survive(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     path = example().save(tmp_path / "run.zarr")
-    with pytest.raises(InputError, match="must not overwrite another: .*run.zarr exists; pass overwrite=True"):
+    with pytest.raises(InputError, match=r"must not overwrite another: .*run.zarr exists; pass overwrite=True"):
         example("llama").save(path)
     assert_identical(normlens.open(path), example())
     example("llama").save(path, overwrite=True)
@@ -116,30 +116,30 @@ def test_overwriting_never_removes_what_is_no_analysis(tmp_path: Path) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter1.tex").write_text("years of work")
-    with pytest.raises(InputError, match="only a saved analysis is replaced.*thesis"):
+    with pytest.raises(InputError, match=r"only a saved analysis is replaced.*thesis"):
         example().save(folder, overwrite=True)
     assert (folder / "chapter1.tex").read_text() == "years of work"
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match="the result must be writable: .*run.zarr is not"):
+    with pytest.raises(InputError, match=r"the result must be writable: .*run.zarr is not"):
         example().save(tmp_path / "file" / "run.zarr")
-    with pytest.raises(InputError, match="the result must be writable"):
+    with pytest.raises(InputError, match=r"the result must be writable"):
         example().save("/proc/normlens/run.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_opening_what_is_no_analysis(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(InputError, match="a saved analysis is a Zarr folder: .* is none; check the path"):
+        with pytest.raises(InputError, match=r"a saved analysis is a Zarr folder: .* is none; check the path"):
             normlens.open(path)
     path = example().save(tmp_path / "run.zarr")
     meta = json.loads((path / "zarr.json").read_text())
     record = json.loads(meta["attributes"]["normlens"])
     meta["attributes"]["normlens"] = json.dumps(record | {"format": 99})
     (path / "zarr.json").write_text(json.dumps(meta))
-    with pytest.raises(InputError, match="has format 1: .* has 99; update normlens"):
+    with pytest.raises(InputError, match=r"has format 1: .* has 99; update normlens"):
         normlens.open(path)
 
 
@@ -186,7 +186,18 @@ def test_axes_and_labels() -> None:
     assert analysis["alpha"].layer.values.tolist() == [1, 2, 3]
     assert analysis["alpha"]["head"].values.tolist() == [1, 2, 3, 4]
     assert analysis["attn_n"]["query"].values.tolist() == list(range(10))
-    assert analysis["attn_n"].key_token.values.tolist() == ["[CLS]", "the", "cat", "sat", ",", "the", "cat", "##s", "sat", "[SEP]"]
+    assert analysis["attn_n"].key_token.values.tolist() == [
+        "[CLS]",
+        "the",
+        "cat",
+        "sat",
+        ",",
+        "the",
+        "cat",
+        "##s",
+        "sat",
+        "[SEP]",
+    ]
     assert "query_token" not in analysis["f_norm"].coords
 
 
@@ -195,12 +206,12 @@ def test_several_kinds_of_site_must_be_chosen() -> None:
     for ask in (lambda: analysis["attn_n"], lambda: analysis.mixing_ratio("attn_n"), lambda: analysis.proof):
         with pytest.raises(InputError, match=r"several kinds of site \(encoder, decoder, cross\)"):
             ask()
-    with pytest.raises(InputError, match="one of encoder, decoder, cross for this model: got 'crosss'"):
+    with pytest.raises(InputError, match=r"one of encoder, decoder, cross for this model: got 'crosss'"):
         analysis.site("crosss")
     for name in ("attn_w", "attn_n"):
         with pytest.raises(InputError, match=f"in cross-attention {name} has no self part"):
             analysis.site("cross").mixing_ratio(name)
-    with pytest.raises(InputError, match="residual stands beside the parts in cross-attention only"):
+    with pytest.raises(InputError, match=r"residual stands beside the parts in cross-attention only"):
         analysis.site("decoder").residual_norm("attnres_n")
 
 
@@ -209,11 +220,11 @@ def test_what_was_not_asked_for_is_named() -> None:
     few = lens.analyze("the cat", measures=["attn_w"])
     with pytest.raises(InputError, match=r"'attn_n' was not; call analyze\(measures=\[…, 'attn_n'\]\)"):
         few["attn_n"]
-    with pytest.raises(InputError, match="one of alpha, f_norm, .*: got 'atn_n'"):
+    with pytest.raises(InputError, match=r"one of alpha, f_norm, .*: got 'atn_n'"):
         few["atn_n"]
     with pytest.raises(InputError, match=r"that of 'attn_n' was not; call analyze\(mixing=\['attn_n'\]\)"):
         few.mixing_ratio("attn_n")
-    with pytest.raises(InputError, match="belongs to one of attn_w, attn_n, .*: got 'alpha'"):
+    with pytest.raises(InputError, match=r"belongs to one of attn_w, attn_n, .*: got 'alpha'"):
         few.mixing_ratio("alpha")
 
 
@@ -229,7 +240,7 @@ def test_table_holds_every_number_once() -> None:
     assert row["key_token"].tolist() == [str(expected.key_token.values)]
     some = analysis.to_frame(["attn_n"])
     assert set(some["measure"]) == {"attn_n"} and set(some["site"]) == {"encoder", "decoder", "cross"}
-    with pytest.raises(InputError, match="a table needs measures that were kept"):
+    with pytest.raises(InputError, match=r"a table needs measures that were kept"):
         analysis.to_frame(["nothing"])
 
 
@@ -259,9 +270,9 @@ def test_difference_refuses_what_does_not_match(tmp_path: Path) -> None:
     for other, message in cases:
         with pytest.raises(InputError, match=message):
             normlens.difference(text, other)
-    with pytest.raises(InputError, match="layer by layer"):  # as many layers, but other ones
+    with pytest.raises(InputError, match=r"layer by layer"):  # as many layers, but other ones
         lens.analyze("the cat sat", layers=[1, 2]) - lens.analyze("the cat sat", layers=[2, 3])
-    with pytest.raises(InputError, match="measure by measure"):
+    with pytest.raises(InputError, match=r"measure by measure"):
         lens.analyze("the cat sat", measures=["alpha"]) - lens.analyze("the cat sat", measures=["x_norm"])
 
 

@@ -83,7 +83,7 @@ WRONG = {
     "shift forgotten": ("marian", "decoder", on_norm(lambda norm: replace(norm, bias=None))),
     "norm on the branch forgotten": ("gemma2", "decoder", lambda site: replace(site, branch=())),
     "constant on the branch": ("gpt2", "decoder", lambda site: replace(site, branch=(Scale(0.5),))),
-    "constant on the residual": ("t5", "decoder", lambda site: replace(site, residual_scale=0.5)),
+    "constant on the residual": ("t5", "decoder", lambda site: replace(site, residual_steps=(Scale(0.5),))),
     "residual taken behind the norm": ("gpt2", "decoder", lambda site: replace(site, residual=site.x)),
     "residual is the sum": ("bert", "encoder", lambda site: replace(site, residual=site.total)),
     "another value map": (
@@ -194,7 +194,7 @@ def block_of(family: str = "bert") -> tuple[Block, Tensor, Tensor]:
     found: list[BlockTensors] = []
     model, inputs = tiny.make(family), tiny.batch(family, lengths=(6, 6))
     anatomy, mask = examine(model), torch.ones(2, 6, dtype=torch.bool)
-    everything = Needs(True, True, True, True, frozenset(PLACES))
+    everything = Needs(True, True, True, True, True, frozenset(PLACES))
     request = capturing.Request(anatomy.sites, everything, torch.float32, lambda *_: pick_pairs(mask, mask, True))
     capturing.capture(model, anatomy, inputs, lambda site, tensors: found.append(tensors), request, WeightCache())
     return Block(found[0]), mask, mask

@@ -49,7 +49,7 @@ def test_reference_rebuilds_the_model(family: str, precision: str) -> None:
         for row in range(3):
             queries, keys = real(inputs, block, row)
             total = slow.rebuilt(slow.parts_of(block, row, queries, keys), "attnresln_n")
-            # Llama, Gemma and T5 take their normalizations (Gemma's on the branch) in float32, whatever the model's dtype.
+            # Gemma takes the normalization on its branch in float32, whatever the model's dtype.
             loose = family == "gemma2"
             assert_close(total, block.after[row][queries], 1e-6 if precision == "float32" or loose else 1e-12, family)
 
@@ -86,7 +86,7 @@ def test_singular_values_and_expansion_rates(family: str) -> None:
     values = lens.singular_values()
     rates = {"paper": lens.expansion_rate("paper"), "code": None}
     if family == "llama_bias":
-        with pytest.raises(InputError, match="needs heads as wide as the model.*48 and 24; ask for variant='paper'"):
+        with pytest.raises(InputError, match=r"needs heads as wide as the model.*48 and 24; ask for variant='paper'"):
             lens.expansion_rate("code")
     else:
         rates["code"] = lens.expansion_rate("code")

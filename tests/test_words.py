@@ -63,7 +63,19 @@ def test_words_against_the_reference(family: str, how: str) -> None:
 def test_word_labels_and_sums() -> None:
     lens = Lens(tiny.make("bert"), tiny.tokenizer())
     tokens, words = lens.analyze(TEXT), lens.analyze(TEXT, words="norms")
-    assert words.site("encoder").key_tokens == ["[CLS]", "the", "cats", "sat", "slowly", ",", "the", "dogs", "sat", ".", "[SEP]"]
+    assert words.site("encoder").key_tokens == [
+        "[CLS]",
+        "the",
+        "cats",
+        "sat",
+        "slowly",
+        ",",
+        "the",
+        "dogs",
+        "sat",
+        ".",
+        "[SEP]",
+    ]
     # Adding columns keeps every row's sum; a row of weights by word still sums to one.
     np.testing.assert_allclose(words["alpha"].sum("key"), 1, atol=1e-6)
     summed = tokens["attn_n"].sum("key").values

@@ -222,12 +222,35 @@ def changed(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-WORDS = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "fast", "slow", "and", "house", "tree", "red", "blue", "he", "she", "it", "was", "is", "not", "very"]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "a",
+    "dog",
+    "ran",
+    "fast",
+    "slow",
+    "and",
+    "house",
+    "tree",
+    "red",
+    "blue",
+    "he",
+    "she",
+    "it",
+    "was",
+    "is",
+    "not",
+    "very",
+]
 CONTINUATIONS = ["##s", "##ing", "##ly", "##er", "##ed"]
 
 
 def tokenizer(ends: str = "both", pad: int | None = None) -> tf.PreTrainedTokenizerFast:
-    """A word-piece tokenizer over the tiny vocabulary; `ends`: special tokens around a text (`both`, `last`, `none`)."""
+    """A word-piece tokenizer over the tiny vocabulary; `ends`: special tokens of a text (`both`, `last`, `none`)."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

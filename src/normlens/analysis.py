@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,9 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES
 from normlens.references import references
+
+if TYPE_CHECKING:
+    from normlens.viewer.view import View
 
 MIXING = "mixing_"
 RESIDUAL = "residual_"
@@ -59,7 +62,7 @@ class Analysis:
         if len(self.sites) != 1:
             raise InputError(
                 f"this model has several kinds of site ({', '.join(self.sites)}): choose one, as in "
-                f"analysis.site({next(reversed(self.sites))!r})[name]"
+                f"analysis.site({list(self.sites)[-1]!r})[name]"
             )
         return self.site(next(iter(self.sites)))
 
@@ -107,6 +110,40 @@ class Analysis:
             if column in table:
                 table[column] = table[column].astype("Int64")
         return table[[column for column in order if column in table]]
+
+    def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
+        """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
+        from normlens.viewer.others import to_bertviz
+
+        return to_bertviz(self.sites, measure)
+
+    def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> dict[str, Any]:
+        """The keyword arguments of `circuitsvis.attention.attention_patterns` for one layer."""
+        from normlens.viewer.others import to_circuitsvis
+
+        return to_circuitsvis((self._only if site is None else self.site(site)).dataset, layer, measure)
+
+    # ---- seeing --------------------------------------------------------------------------------------------------
+
+    def show(self, *, span: tuple[int, int] | None = None, heads: bool | None = None, view: str = "") -> View:
+        """See it: the viewer in a notebook, a page in the browser elsewhere.
+
+        `span=(start, stop)` shows those positions only, `heads=False` leaves the maps per head out, and `view` opens
+        a state of the page (what its address says behind the `#`).
+        """
+        from normlens.viewer.document import document
+        from normlens.viewer.view import show
+
+        return show(document(self, span=span, heads=heads), view)
+
+    def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
+        """Write the viewer as one HTML file that opens offline."""
+        from normlens.viewer.document import document
+        from normlens.viewer.page import save_html
+
+        return save_html(document(self, span=span, heads=heads), path)
+
+    # ---- where it comes from -------------------------------------------------------------------------------------
 
     def cite(self) -> str:
         """The references (BibTeX) for the measures of this analysis."""
@@ -232,7 +269,9 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
                 )
         common = [name for name in dataset.data_vars if name in other]
         if not any(name != PROOF for name in common):
-            raise InputError("two analyses are compared measure by measure: they have none in common; ask both for the same")
+            raise InputError(
+                "two analyses are compared measure by measure: they have none in common; ask both for the same"
+            )
         layers, theirs = dataset["layer"].values.tolist(), other["layer"].values.tolist()
         # Equal numbers are not enough: arithmetic would silently keep the layers that both have.
         if layers != theirs or any(dataset[name].shape != other[name].shape for name in common):
@@ -263,7 +302,9 @@ def open_analysis(path: str | Path) -> Analysis:
         )
     sites = {}
     for kind, labels in record["tokens"].items():
-        dataset = tree[kind].to_dataset(inherit=False)
+        node = tree[kind]
+        assert isinstance(node, xr.DataTree)
+        dataset = node.to_dataset(inherit=False)
         sites[kind] = dataset.assign_coords(
             {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import xarray as xr
 from torch import Tensor, nn
 
 from normlens.analysis import Analysis
-from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import tensors_in
@@ -31,6 +31,9 @@ from normlens.provenance import describe_model, versions
 from normlens.settings import Precision, Settings
 from normlens.streaming import pulled
 from normlens.weights import expansion_rates, singular_value_table
+
+if TYPE_CHECKING:
+    from normlens.corpus.result import CorpusResult
 
 Item = TypeVar("Item")
 
@@ -198,7 +201,7 @@ class Lens:
 
     def _end_ids(self) -> set[int]:
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        return set(ends) if isinstance(ends, list) else {ends}
+        return set(ends) if isinstance(ends, list) else {ends} if isinstance(ends, int) else set()
 
     def _analyze_encoded(
         self,
@@ -219,6 +222,12 @@ class Lens:
             if progress is not None:
                 progress(min(start + batch_size, len(order)), len(order))
         return [results[i] for i in range(len(encoded))]
+
+    def corpus(self, source: str | Path | Sequence[str | Path], out: str | Path, **options: Any) -> CorpusResult:
+        """Statistics over a whole corpus, in one pass that can be resumed (see `corpus.api.corpus_statistics`)."""
+        from normlens.corpus.api import corpus_statistics
+
+        return corpus_statistics(self, source, out, **options)
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 
@@ -270,7 +279,7 @@ class Lens:
         request = Request(settings.sites, settings.needs, settings.dtype, observer.sample)
         output = capture(self._body, self.anatomy, inputs, seen, request, self._weights)
         if own is not None:
-            last = "decoder" if self._two_sided else "encoder"
+            last: Kind = "decoder" if self._two_sided else "encoder"
             mask = positions.queries(last)
             captured = _first_output(output)
             real = mask if mask is not None and mask.shape == captured.shape[:2] else torch.ones(captured.shape[:2]) > 0

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normlens.decompose.block import Block
 from normlens.decompose.pairs import PlaceName
-from normlens.decompose.steps import Scaling, Step
+from normlens.decompose.steps import Scaling, Shifting, Step
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
@@ -120,7 +120,7 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     if not wanted:
         return
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
-    heads = explicit_heads(block, batch, key)
+    heads = explicit_heads(block, batch, query, key)
     weights = pairs.sampled_alpha.double()
     for name in wanted:
         computed, place = values[name], MEASURES[name].place
@@ -167,12 +167,14 @@ def prove_values(
 
 
 def explicit_heads(
-    block: Block, batch: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+    block: Block, batch: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
 ) -> Float[Tensor, "pair head model"]:
-    """`f_h(x_j)` of the sampled keys, head by head."""
+    """`f_h(x_j)` of the sampled keys, head by head; only a gate makes it depend on the query."""
     t = block.tensors
     kv_head = torch.arange(t.heads, device=key.device) // (t.heads // t.values.shape[1])
     values = t.values[batch[:, None], kv_head, key[:, None]]
+    if t.gate is not None:
+        values = values * t.gate[batch, query]
     return torch.einsum("phc,hcd->phd", values, t.projections["attn"].weight).double()
 
 
@@ -185,7 +187,7 @@ def explicit_parts(block: Block, place: PlaceName, parts: Float[Tensor, "pair mo
     y = t.projected[batch, query].double()
     for step in t.branch:
         parts = _explicit_step(step, parts, y)
-        y = _explicit_step(step, y, y) + (0 if isinstance(step, Scaling) or step.beta is None else step.beta.double())
+        y = _explicit_step(step, y, y) + _explicit_shift(step)
     if t.self_attends:
         parts = parts + t.residual[batch, query].double() * (query == key).unsqueeze(-1)
     if place == "ln" and t.norm is not None:
@@ -193,10 +195,18 @@ def explicit_parts(block: Block, place: PlaceName, parts: Float[Tensor, "pair mo
     return parts
 
 
+def _explicit_shift(step: Step) -> Tensor | float:
+    if isinstance(step, Shifting):
+        return step.vector.double()
+    return 0.0 if isinstance(step, Scaling) or step.beta is None else step.beta.double()
+
+
 def _explicit_step(step: Step, part: Tensor, y: Tensor) -> Tensor:
     """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
     if isinstance(step, Scaling):
         return part * step.factor
+    if isinstance(step, Shifting):
+        return part
     if step.centred:
         part, y = part - part.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
     s = (y.square().mean(-1, keepdim=True) + step.eps).sqrt()

@@ -51,7 +51,7 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     others = random(BATCH, queries, model) if draw(st.booleans()) else None
     total = arriving + residual + (0 if others is None else others)
     projections = projections_of(weight, branch, post)
-    everything = Needs(True, True, True, True, frozenset(PLACES))
+    everything = Needs(True, True, True, True, True, frozenset(PLACES))
     work = PairWork(values, queries, projections, everything, torch.zeros(1, 3, dtype=torch.long))
     half = queries // 2  # the weights arrive in two blocks of queries
     if half:
@@ -109,7 +109,9 @@ def _carried(step: Normalizing | Scaling, parts: Tensor, y: Tensor) -> Tensor:
 def test_parts_and_biases_rebuild_every_place(t: BlockTensors) -> None:
     block = Block(t)
     for place in PLACES:
-        torch.testing.assert_close(block.rebuilt(place, block.summed), block.observed[place], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            block.rebuilt(place, block.project(t.pairs.mixed)), block.observed[place], rtol=1e-9, atol=1e-9
+        )
 
 
 @settings(max_examples=60, deadline=None)

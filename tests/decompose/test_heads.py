@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normlens.decompose import kernels
-from normlens.decompose.heads import Projection, head_gram, repeat_values, split_heads, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_grams, repeat_values, split_heads, summed_norms, vector_norms
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"], autouse=True)
@@ -21,9 +21,10 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def summed(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    projection, out = Projection(weight), alpha.new_empty(alpha.shape[0], *alpha.shape[2:])
-    summed_norms(alpha, [head_gram(values, projection)], values, [projection], [out])
-    return out
+    projections, out = [Projection(weight)], alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
+    grams = head_grams(values, projections)
+    summed_norms(alpha, grams, vector_norms(grams), values, projections, 0, out)
+    return out[0]
 
 
 def explicit(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, s
     weight = torch.randn(h, width, 9, generator=generator) * 10**exponent
     values = torch.randn(2, h, keys, width, generator=generator)
     alpha = torch.randn(2, h, queries, keys, generator=generator).softmax(-1)
-    gram = head_gram(values, Projection(weight))
+    gram = head_grams(values, [Projection(weight)])[0]
     assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
     f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
     assert relative(vector_norms(gram), f.norm(dim=-1)) < 1e-5

@@ -18,7 +18,7 @@ VECTOR_MAPS = ("attn_n", "attnres_n", "attnresln_n")
 
 @dataclass
 class Parts:
-    """The vectors of one sequence: `parts[map][i, j]` is what key j brings to query i, `residual[map][i]` the residual."""
+    """The vectors of one sequence: `parts[map][i, j]` is what key j brings to query i; residuals by query."""
 
     f: Array  # head key width
     alpha: Array  # head query key

@@ -13,6 +13,9 @@ from normlens.errors import NormlensError
 COMMANDS = {
     "analyze": "analyze",
     "info": "info",
+    "families": "families",
+    "corpus": "corpus",
+    "view": "view",
     "align": "align",
     "aer": "aer",
 }

@@ -1,0 +1,1 @@
+"""Statistics over corpora: one streaming pass, mergeable counts, any engine, the same numbers."""

@@ -1,0 +1,183 @@
+"""`normlens corpus`: statistics of a whole corpus in one pass, on this machine or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from normlens.cli.common import GgufOption, JsonOption, ModelOption, open_lens, print_json, writable_folder
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.corpus.result import CorpusResult
+    from normlens.corpus.run import Progress as Step
+
+
+def corpus(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text, JSON Lines, CSV, TSV, Parquet, a dataset on disk, a pickle; .gz .xz .zst; - for stdin."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the results; the same command resumes what is unfinished.")],
+    model: ModelOption = None,
+    gguf_file: GgufOption = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False,
+    max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None,
+    mask: Annotated[float, typer.Option(help="Share of the tokens to mask; the 2021 paper masks 0.12.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None,
+    skip: Annotated[str | None, typer.Option(help="Leave out texts that match this regular expression.")] = None,
+    source_format: Annotated[str | None, typer.Option("--format", help="The format, where names do not tell.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column with the text; a number: no header.")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="The column with the second text of a pair.")] = None,
+    tag_column: Annotated[str | None, typer.Option(help="The column with a tag per word: the categories.")] = None,
+    category: Annotated[
+        list[str] | None, typer.Option(help="A category NAME=REGEX in place of comma and period (repeat).")
+    ] = None,
+    frequency: Annotated[
+        str | None, typer.Option(help="Correlate with frequency ranks: a `rank count token_id` file, or `corpus`.")
+    ] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="A measure (repeat); the 2020 paper's by default.")] = None,
+    mixing: Annotated[list[str] | None, typer.Option(help="A map for mixing ratios (repeat); all by default.")] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 1 (repeat); all by default.")] = None,
+    sample: Annotated[int, typer.Option(help="Pairs, and tokens, in the uniform samples.")] = 20_000,
+    per_token: Annotated[bool, typer.Option("--per-token", help="Also write a row per token and layer.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Recompute flagged rank correlations in an exact pass.")
+    ] = False,
+    on_error: Annotated[str, typer.Option(help="What an unreadable record does: stop or skip.")] = "stop",
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Processes (local) or actors (ray).")] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences counted at once; never changes the numbers.")] = 8,
+    together: Annotated[
+        bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping what --out holds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count, over a whole corpus, what its tokens really draw on."""
+    from normlens.corpus.api import corpus_statistics
+
+    writable_folder(out)
+    lens = open_lens(model, gguf_file)
+    with _bar() as progress:
+        result = corpus_statistics(
+            lens,
+            source,
+            out,
+            pairs=pairs,
+            max_length=max_length,
+            mask=mask,
+            seed=seed,
+            limit=limit,
+            skip=skip,
+            format=source_format,
+            text_column=text_column,
+            pair_column=pair_column,
+            tag_column=tag_column,
+            categories=_rules(category),
+            covariates={} if frequency is None else {"frequency_rank": frequency},
+            measures=measure or None,
+            mixing=mixing or None,
+            layers=layer or None,
+            sample=sample,
+            per_token=per_token,
+            exact=exact,
+            on_error=on_error,  # type: ignore[arg-type]
+            engine=engine,
+            workers=workers,
+            address=address,
+            batch_size=batch_size,
+            together=together,
+            fresh=fresh,
+            progress=progress,
+        )
+    if as_json:
+        print_json({"folder": str(result.folder), **result.manifest})
+    else:
+        _print(Console(), result)
+
+
+def _rules(given: list[str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    rules = {}
+    for item in given:
+        name, sign, pattern = item.partition("=")
+        if not sign or not name or not pattern:
+            raise InputError(f"a category is NAME=REGEX: got {item!r}")
+        rules[name] = pattern
+    return rules
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Step], None]]:
+    console = Console(stderr=True)
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (TextColumn("corpus"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("corpus", total=None, rate="")
+
+        def show(step: Step) -> None:
+            speed = step.fresh / step.seconds if step.seconds else 0.0
+            bar.update(task, completed=step.sequences, total=step.total, rate=f"{speed:.1f} sequences/s")
+
+        yield show
+
+
+def _print(console: Console, result: CorpusResult) -> None:
+    counts: dict[str, Any] = result.manifest["counts"]
+    console.print(
+        f"{counts['sequences']} sequences, {counts['tokens']} tokens, {counts['unreadable']} unreadable records; "
+        f"worst proof error {result.worst_proof:.1e}",
+        highlight=False,
+    )
+    for flaw in counts["listed"][:5]:
+        console.print(f"  not used: {flaw['place']}: {flaw['reason']}", highlight=False, soft_wrap=True)
+    _print_means(console, result)
+    _print_rhos(console, result)
+    console.print(f"wrote {result.folder}", highlight=False, soft_wrap=True)
+
+
+def _print_means(console: Console, result: CorpusResult) -> None:
+    whole = result.statistics
+    whole = whole[whole["layer"].isna() & (whole["statistic"] == "mean")]
+    for site in whole["site"].unique():
+        rows = whole[whole["site"] == site]
+        names = [name for name in rows["category"].unique() if name != "normal"]
+        table = Table(title=f"{site}: mean over all layers and heads", title_justify="left")
+        table.add_column("quantity")
+        for name in names:
+            table.add_column(name, justify="right")
+        for quantity in rows["quantity"].unique():
+            cells = []
+            for name in names:
+                found = rows[(rows["quantity"] == quantity) & (rows["category"] == name)]
+                cells.append(f"{found['value'].iloc[0]:.3g}" if len(found) else "-")
+            table.add_row(quantity, *cells)
+        console.print(table)
+
+
+def _print_rhos(console: Console, result: CorpusResult) -> None:
+    rows = result.correlations
+    rows = rows[rows["method"] == "spearman"]
+    if rows.empty:
+        return
+    table = Table(title="Spearman's rho (± certain bound)", title_justify="left")
+    for name in ("site", "quantities", "over", "category", "rho", "count"):
+        table.add_column(name, justify="right" if name in ("rho", "count") else "left")
+    for row in rows.to_dict("records"):
+        flag = " [bold](flagged: --exact)[/bold]" if row["flagged"] else ""
+        value = f"{row['value']:+.3f} ± {row['bound']:.1g}{flag}"
+        table.add_row(row["site"], f"{row['x']}, {row['y']}", row["over"], row["category"], value, f"{row['count']:,}")
+    console.print(table)
