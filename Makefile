@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
-EXTRAS := .[translation,gguf]
+EXTRAS := .[fast,translation,gguf]
 
 .PHONY: setup demo test test-real bench lint types clean
 

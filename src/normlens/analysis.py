@@ -215,7 +215,9 @@ class SiteAnalysis:
 def difference(left: Analysis, right: Analysis) -> Analysis:
     """`left - right`, number by number; both must be about the same tokens, layers and measures."""
     if set(left.sites) != set(right.sites):
-        raise InputError(f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}")
+        raise InputError(
+            f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}"
+        )
     sites = {}
     for kind, dataset in left.sites.items():
         other = right.sites[kind]
@@ -247,7 +249,9 @@ def open_analysis(path: str | Path) -> Analysis:
         tree = tree.load()
     record = json.loads(tree.attrs.get("normlens", "{}"))
     if record.get("format") != _FORMAT:
-        raise InputError(f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?")
+        raise InputError(
+            f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?"
+        )
     sites = {}
     for kind, labels in record["tokens"].items():
         dataset = tree[kind].to_dataset(inherit=False)

@@ -12,17 +12,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Norm, Place, Scale, Site
-from normlens.anatomy.description import Step as AnatomyStep
+from normlens.anatomy.description import Anatomy, Place, Site
 from normlens.anatomy.examine import run_arguments
-from normlens.anatomy.interface import Attention, evaluating, listening
+from normlens.anatomy.interface import AttentionCall, answering, evaluating
+from normlens.anatomy.textbook import textbook_inputs
 from normlens.anatomy.trace import call_arguments, tensor_at
+from normlens.decompose.attend import attend
 from normlens.decompose.block import BlockTensors
-from normlens.decompose.heads import split_heads
-from normlens.decompose.steps import Normalizing, Scaling, Step
+from normlens.decompose.pairs import Needs, Pairs, PairWork
 from normlens.errors import AnatomyError
+from normlens.prepared import Prepared, WeightCache
+
+#: Chooses the pairs of one site that the proof will rebuild, from the numbers of queries and keys.
+Sampler = Callable[[Site, int, int, int], Int[Tensor, "pair 3"]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted of a run."""
+
+    sites: Collection[Site]
+    needs: Needs
+    dtype: torch.dtype
+    sampler: Sampler
 
 
 @dataclass
@@ -30,7 +45,8 @@ class _Pending:
     """What has been seen of a site so far."""
 
     site: Site
-    attention: Attention | None = None
+    pairs: Pairs | None = None
+    values: Tensor | None = None
     tensors: dict[Place, Tensor] = field(default_factory=dict)
 
     def places(self) -> list[Place]:
@@ -44,13 +60,12 @@ def capture(
     anatomy: Anatomy,
     inputs: Mapping[str, Any],
     handle: Callable[[Site, BlockTensors], None],
-    *,
-    wanted: Collection[Site] | None = None,
-    dtype: torch.dtype = torch.float32,
+    request: Request,
+    weights: WeightCache,
 ) -> Any:
-    """Run the model once and hand each wanted site to `handle`, its tensors in `dtype`; returns the model's output."""
-    run = _Run(anatomy, handle, anatomy.sites if wanted is None else wanted, dtype)
-    with evaluating(model), listening(model, run.attention), ExitStack() as hooks:
+    """Run the model once and hand each wanted site to `handle`; returns the model's output."""
+    run = _Run(anatomy, handle, request, weights)
+    with evaluating(model), answering(model, run.attention), ExitStack() as hooks:
         run.watch(hooks)
         output = model(**run_arguments(model, inputs))
     run.finish()
@@ -61,16 +76,13 @@ class _Run:
     """The state of one forward pass: which sites are open and what each still waits for."""
 
     def __init__(
-        self,
-        anatomy: Anatomy,
-        handle: Callable[[Site, BlockTensors], None],
-        wanted: Collection[Site],
-        dtype: torch.dtype,
+        self, anatomy: Anatomy, handle: Callable[[Site, BlockTensors], None], request: Request, weights: WeightCache
     ) -> None:
         self._anatomy = anatomy
         self._handle = handle
-        self._dtype = dtype
-        chosen = {id(site) for site in wanted}
+        self._request = request
+        self._weights = weights
+        chosen = {id(site) for site in request.sites}
         self._pending = {i: _Pending(site) for i, site in enumerate(anatomy.sites) if id(site) in chosen}
         self._attentions = 0
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
@@ -78,6 +90,8 @@ class _Run:
             for place in set(pending.places()):
                 self._readers[(place.module, place.side, place.occurrence)].append((i, place))
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
+
+    # ---- what passes a module's boundary -------------------------------------------------------------------------
 
     def watch(self, hooks: ExitStack) -> None:
         """Hook the modules at whose boundary something is read."""
@@ -104,26 +118,79 @@ class _Run:
             self._pending[i].tensors[place] = tensor
             self._complete(i)
 
-    def attention(self, attention: Attention) -> None:
-        """Note one attention; they come in the order in which the anatomy lists them."""
+    # ---- attention -----------------------------------------------------------------------------------------------
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Answer one attention; they come in the order in which the anatomy lists them."""
         i = self._attentions
         self._attentions += 1
         sites = self._anatomy.sites
-        if i >= len(sites) or attention.module is not sites[i].attention:
+        if i >= len(sites) or call.module is not sites[i].attention:
             raise AnatomyError(
                 f"every run must call attention in the order that was read: call {i + 1} of {self._anatomy.family!r} "
-                f"came from {type(attention.module).__name__} instead of {sites[i].path if i < len(sites) else 'nothing'}"
+                f"came from {type(call.module).__name__} instead of {sites[i].path if i < len(sites) else 'nothing'}"
             )
-        if i in self._pending:
-            self._pending[i].attention = attention
-            self._complete(i)
+        if i not in self._pending:
+            return self._unwatched(sites[i], call)
+        pending = self._pending[i]
+        output, pending.values, pending.pairs = self._watched(sites[i], call)
+        self._complete(i)
+        return output
+
+    def _unwatched(self, site: Site, call: AttentionCall) -> Tensor:
+        inputs = textbook_inputs(call) if site.textbook else None
+        return call.eager()[0] if inputs is None else attend(inputs)
+
+    def _watched(self, site: Site, call: AttentionCall) -> tuple[Tensor, Tensor, Pairs]:
+        values = call.value.to(self._request.dtype)
+        batch, _, queries, _ = call.query.shape
+        samples = self._request.sampler(site, batch, queries, call.key.shape[2])
+        prepared = self._prepared(site)
+        work = PairWork(values, queries, prepared.projections, self._request.needs, samples)
+        inputs = textbook_inputs(call) if site.textbook else None
+        if inputs is not None:
+            output = attend(inputs, work.feed)
+            return output, values, work.result(output)
+        output, alpha = call.eager()
+        work.feed(alpha, 0)
+        # The family's own function may do more than it says: the sum is rebuilt from the weights that it showed.
+        group = alpha.shape[1] // values.shape[1]
+        mixed = alpha.to(values.dtype) @ values.repeat_interleave(group, dim=1)
+        return output, values, work.result(mixed.transpose(1, 2))
+
+    def _prepared(self, site: Site) -> Prepared:
+        return self._weights.prepare(site, self._request.dtype)
+
+    # ---- handing over --------------------------------------------------------------------------------------------
 
     def _complete(self, i: int) -> None:
         pending = self._pending[i]
-        if pending.attention is None or any(place not in pending.tensors for place in pending.places()):
+        if pending.pairs is None or any(place not in pending.tensors for place in pending.places()):
             return
         del self._pending[i]
-        self._handle(pending.site, _block(pending.site, pending.attention, pending.tensors, self._dtype))
+        self._handle(pending.site, self._block(pending))
+
+    def _block(self, pending: _Pending) -> BlockTensors:
+        site, prepared = pending.site, self._prepared(pending.site)
+        assert pending.pairs is not None and pending.values is not None
+        seen = {place: tensor.to(self._request.dtype) for place, tensor in pending.tensors.items()}
+        residual = seen[site.residual]
+        others = [seen[place] for place in site.others]
+        return BlockTensors(
+            pairs=pending.pairs,
+            values=pending.values,
+            projections=prepared.projections,
+            bias=prepared.bias,
+            projected=seen[site.projected],
+            branch=prepared.branch,
+            residual=residual if site.residual_scale == 1.0 else residual * site.residual_scale,
+            others=sum(others[1:], others[0]) if others else None,
+            total=seen[site.total],
+            norm=prepared.norm,
+            normalized=None if site.normalized is None else seen[site.normalized],
+            x=seen[site.x],
+            self_attends=site.kind != "cross",
+        )
 
     def finish(self) -> None:
         """Every wanted site must have been handed over."""
@@ -133,40 +200,3 @@ class _Run:
                 f"every site must be seen in every run: {pending.site} of {self._anatomy.family!r} was not "
                 f"(missing: {'; '.join(missing) or 'its attention'})"
             )
-
-
-def _block(site: Site, attention: Attention, tensors: Mapping[Place, Tensor], dtype: torch.dtype) -> BlockTensors:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype)
-
-    bias = site.projection.bias()
-    residual = cast(tensors[site.residual])
-    others = [cast(tensors[place]) for place in site.others]
-    return BlockTensors(
-        alpha=cast(attention.alpha),
-        values=cast(attention.value),
-        weight=split_heads(cast(site.projection.matrix()), site.heads),
-        bias=None if bias is None else cast(bias),
-        projected=cast(tensors[site.projected]),
-        branch=tuple(_step(step, dtype) for step in site.branch),
-        residual=residual if site.residual_scale == 1.0 else residual * site.residual_scale,
-        others=sum(others[1:], others[0]) if others else None,
-        total=cast(tensors[site.total]),
-        norm=None if site.norm is None else _step(site.norm, dtype),
-        normalized=None if site.normalized is None else cast(tensors[site.normalized]),
-        x=cast(tensors[site.x]),
-        self_attends=site.kind != "cross",
-    )
-
-
-def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:
-    if isinstance(step, Scale):
-        return Scaling(step.factor if isinstance(step.factor, float) else step.factor.to(dtype))
-    assert isinstance(step, Norm)
-    gamma, beta = step.gamma(), step.beta()
-    return Normalizing(
-        gamma=None if gamma is None else gamma.to(dtype),
-        beta=None if beta is None else beta.to(dtype),
-        centred=step.centred,
-        eps=step.eps,
-    )

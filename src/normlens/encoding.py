@@ -135,9 +135,7 @@ class Encoder:
         strings = tuple(self._tokenizer.convert_ids_to_tokens(list(ids)))
         return Tokens(tuple(ids), strings, _words_by_marks(strings, self._specials()))
 
-    def _tokens(
-        self, encoding: Any, what: str, truncate: bool, text: Text, pair: Text | None
-    ) -> tuple[Tokens, bool]:
+    def _tokens(self, encoding: Any, what: str, truncate: bool, text: Text, pair: Text | None) -> tuple[Tokens, bool]:
         ids = list(encoding["input_ids"])
         special = self._special_ids()
         content = [i for i in ids if i not in special]

@@ -16,7 +16,7 @@ from normlens.anatomy.description import Anatomy, Site
 from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import tensors_in
-from normlens.capture import capture
+from normlens.capture import Request, capture
 from normlens.collect import RowCollector
 from normlens.decompose.affine import Variant
 from normlens.decompose.block import Block, BlockTensors
@@ -24,7 +24,8 @@ from normlens.decompose.words import WordMode
 from normlens.encoding import Encoded, Encoder, Text, Tokens, collate
 from normlens.errors import InputError
 from normlens.loading import EMBEDDED_NAME, check_model, default_model, load_pretrained
-from normlens.observe import Positions, SiteResult, merge_words, observe
+from normlens.observe import Observer, Positions, SiteResult, merge_words
+from normlens.prepared import WeightCache
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
 from normlens.settings import Precision, Settings
@@ -63,6 +64,7 @@ class Lens:
         self._body = backbone(model)
         self._two_sided = is_encoder_decoder(model)
         self._anatomy: Anatomy | None = None
+        self._weights = WeightCache()
         self._verified: dict[bool, float] = {}  # padded or not -> difference of the outputs
 
     # ---- what the model is ---------------------------------------------------------------------------------------
@@ -164,7 +166,9 @@ class Lens:
         if not generate:
             return self._encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
         if target is not None:
-            raise InputError("generate=True analyses what the model itself writes: a target was given as well; drop one")
+            raise InputError(
+                "generate=True analyses what the model itself writes: a target was given as well; drop one"
+            )
         return self._generated(self._encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized))
 
     def _generated(self, prompt: Encoded) -> Encoded:
@@ -253,12 +257,13 @@ class Lens:
         own = self._own_output(inputs, positions.padded)
         dtype = next(self._body.parameters()).dtype
 
-        def seen(site: Site, tensors: BlockTensors) -> None:
-            subject = Subject(self.family, f"{site.kind} layer {site.layer}", site.path, dtype)
-            block, result = observe(site, tensors, positions, settings, subject)
-            handle(site, block, result)
+        observer = Observer(positions, settings, self.family, dtype)
 
-        output = capture(self._body, self.anatomy, inputs, seen, wanted=settings.sites, dtype=settings.dtype)
+        def seen(site: Site, tensors: BlockTensors) -> None:
+            handle(site, *observer.observe(site, tensors))
+
+        request = Request(settings.sites, settings.needs, settings.dtype, observer.sample)
+        output = capture(self._body, self.anatomy, inputs, seen, request, self._weights)
         if own is not None:
             last = "decoder" if self._two_sided else "encoder"
             mask = positions.queries(last)
@@ -309,7 +314,9 @@ class Lens:
             for collector, sequence in zip(collectors, encoded, strict=True)
         ]
 
-    def _labels(self, inputs: Mapping[str, Any], shapes: Mapping[str, list[tuple[Tensor, Tensor]]], row: int) -> Encoded:
+    def _labels(
+        self, inputs: Mapping[str, Any], shapes: Mapping[str, list[tuple[Tensor, Tensor]]], row: int
+    ) -> Encoded:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
 
         def side(name: str, mask: Tensor) -> Tokens:

@@ -40,7 +40,9 @@ def load_pretrained(name: str, dtype: torch.dtype | str | None, **options: Any) 
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **files)
         _refuse_packed(config)
-        model = _class_for(config, "gguf_file" in files).from_pretrained(name, trust_remote_code=False, dtype=dtype, **options)
+        model = _class_for(config, "gguf_file" in files).from_pretrained(
+            name, trust_remote_code=False, dtype=dtype, **options
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(
             f"the model must load without running code of its own: {name!r} did not ({_first(error)})"

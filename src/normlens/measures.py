@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose.block import Block, PlaceName
+from normlens.decompose.block import Block
+from normlens.decompose.pairs import Needs, PlaceName
 from normlens.errors import InputError
 
 PAPER_2020 = "kobayashi2020"
@@ -30,6 +31,7 @@ class Measure:
     equation: str
     paper: str
     compute: Callable[[Block], Tensor]
+    needs: Needs
     place: PlaceName | None = None  # where in the block a vector-based map looks
 
     @property
@@ -38,8 +40,13 @@ class Measure:
         return self.axes == ("layer", "query", "key")
 
 
+def _kept(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "a measure computes from what `needs` asked for"
+    return tensor
+
+
 def _attn_w(block: Block) -> Float[Tensor, "batch query key"]:
-    return block.tensors.alpha.mean(1)
+    return _kept(block.tensors.pairs.weights)
 
 
 def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
@@ -49,28 +56,76 @@ def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
     return half
 
 
+def _af_norm(block: Block) -> Float[Tensor, "batch head query key"]:
+    return _kept(block.tensors.pairs.alpha).abs() * _kept(block.tensors.pairs.lengths).unsqueeze(2)
+
+
 _PAIR = ("layer", "query", "key")
 _HEAD_PAIR = ("layer", "head", "query", "key")
+
+
+def _at(place: PlaceName) -> Needs:
+    return Needs(diagonal=place != "attn", places=frozenset({place}))
+
 
 MEASURES: dict[str, Measure] = {
     measure.name: measure
     for measure in (
-        Measure("alpha", _HEAD_PAIR, "attention weight", "α", PAPER_2020, lambda b: b.tensors.alpha),
-        Measure("f_norm", ("layer", "head", "key"), "transformed vector", "‖f(x)‖", PAPER_2020, lambda b: b.vector_norms),
+        Measure(
+            "alpha",
+            _HEAD_PAIR,
+            "attention weight",
+            "α",
+            PAPER_2020,
+            lambda b: _kept(b.tensors.pairs.alpha),
+            Needs(alpha=True),
+        ),
+        Measure(
+            "f_norm",
+            ("layer", "head", "key"),
+            "transformed vector",
+            "‖f(x)‖",
+            PAPER_2020,
+            lambda b: _kept(b.tensors.pairs.lengths),
+            Needs(lengths=True),
+        ),
         Measure(
             "af_norm",
             _HEAD_PAIR,
             "weighted transformed vector",
             "‖αf(x)‖",
             PAPER_2020,
-            lambda b: b.tensors.alpha.abs() * b.vector_norms.unsqueeze(2),
+            _af_norm,
+            Needs(alpha=True, lengths=True),
         ),
-        Measure("x_norm", ("layer", "key"), "input vector", "‖x‖", PAPER_2020, lambda b: b.tensors.x.norm(dim=-1)),
-        Measure("attn_w", _PAIR, "ATTN-W", "mean over heads of α", PAPER_2021, _attn_w),
-        Measure("attn_n", _PAIR, "ATTN-N", "‖Σ αf(x)‖", PAPER_2021, lambda b: b.part_norms("attn"), "attn"),
-        Measure("attnres_w", _PAIR, "ATTNRES-W", "½ ATTN-W + ½ I", PAPER_2021, _attnres_w),
-        Measure("attnres_n", _PAIR, "ATTNRES-N", "‖Σ αf(x) + x‖", PAPER_2021, lambda b: b.part_norms("res"), "res"),
-        Measure("attnresln_n", _PAIR, "ATTNRESLN-N", "‖LN(Σ αf(x) + x)‖", PAPER_2021, lambda b: b.part_norms("ln"), "ln"),
+        Measure(
+            "x_norm", ("layer", "key"), "input vector", "‖x‖", PAPER_2020, lambda b: b.tensors.x.norm(dim=-1), Needs()
+        ),
+        Measure("attn_w", _PAIR, "ATTN-W", "mean over heads of α", PAPER_2021, _attn_w, Needs(weights=True)),
+        Measure(
+            "attn_n", _PAIR, "ATTN-N", "‖Σ αf(x)‖", PAPER_2021, lambda b: b.part_norms("attn"), _at("attn"), "attn"
+        ),
+        Measure("attnres_w", _PAIR, "ATTNRES-W", "½ ATTN-W + ½ I", PAPER_2021, _attnres_w, Needs(weights=True)),
+        Measure(
+            "attnres_n",
+            _PAIR,
+            "ATTNRES-N",
+            "‖Σ αf(x) + x‖",
+            PAPER_2021,
+            lambda b: b.part_norms("res"),
+            _at("res"),
+            "res",
+        ),
+        Measure(
+            "attnresln_n",
+            _PAIR,
+            "ATTNRESLN-N",
+            "‖LN(Σ αf(x) + x)‖",
+            PAPER_2021,
+            lambda b: b.part_norms("ln"),
+            _at("ln"),
+            "ln",
+        ),
     )
 }
 
@@ -108,21 +163,21 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
         )
     if place is None:
         return _weight_ratio(block, residual=name == "attnres_w")
-    context = block.context_vectors(place).norm(dim=-1)
-    return context / (context + block.self_vectors(place).norm(dim=-1))
+    context, own = block.vectors.mixing[place]
+    return context / (context + own)
 
 
 def _weight_ratio(block: Block, residual: bool) -> Float[Tensor, "batch query"]:
-    weights = _attn_w(block).abs()
-    whole = weights.sum(-1)
+    pairs = block.tensors.pairs
+    whole = _kept(pairs.total_weight)
     if not block.tensors.self_attends:
-        self_share = torch.zeros_like(whole)
+        own = torch.zeros_like(whole)
     elif block.tensors.together is not None:
-        self_share = (weights * block.tensors.together).sum(-1)
+        own = (_attn_w(block).abs() * block.tensors.together).sum(-1)
     else:
-        self_share = weights.diagonal(dim1=-2, dim2=-1)
+        own = _kept(pairs.diagonal).mean(1).abs()
     # The residual's half stands beside attention's half; a sink or differential attention makes rows sum to less.
-    return (whole - self_share) / (whole + 1.0 if residual else whole)
+    return (whole - own).clamp_min(0) / (whole + 1.0 if residual else whole)
 
 
 def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
@@ -152,4 +207,17 @@ def measure(block: Block, names: Sequence[str], mixing: Sequence[str]) -> SiteVa
         values={name: MEASURES[name].compute(block) for name in names},
         mixing={name: mixing_ratio(block, name) for name in mixing if not crossing or name in with_residual},
         residual={n: residual_norm(block, n) for n in with_residual if crossing and (n in names or n in mixing)},
+    )
+
+
+def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -> Needs:
+    """All that the named measures and mixing ratios need of a site's pairs."""
+    each = [MEASURES[name].needs for name in names]
+    return Needs(
+        alpha=by_word or any(need.alpha for need in each),
+        weights=by_word or any(need.weights for need in each),
+        totals=any(MEASURES[name].place is None for name in mixing),
+        diagonal=bool(mixing) or by_word or any(need.diagonal for need in each),
+        lengths=by_word or any(need.lengths for need in each),
+        places=frozenset(place for need in each for place in need.places),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normlens.anatomy.description import Kind, Site
@@ -15,7 +15,7 @@ from normlens.decompose import words as by_word
 from normlens.decompose.block import Block, BlockTensors
 from normlens.errors import InputError
 from normlens.measures import MEASURES, SiteValues, measure
-from normlens.proof import Subject, prove_parts, prove_sums
+from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums
 from normlens.settings import Settings
 
 
@@ -83,27 +83,41 @@ def _fitted(mask: Tensor | None, batch: int, length: int, axis: str, site: Site)
     return mask
 
 
-def observe(
-    site: Site, tensors: BlockTensors, positions: Positions, settings: Settings, subject: Subject, seed: int = 0
-) -> tuple[Block, SiteResult]:
-    """Measure one site and prove it."""
-    block = Block(tensors)
-    batch, _, queries, keys = tensors.alpha.shape
-    query_mask = _fitted(positions.queries(site.kind), batch, queries, "query", site)
-    key_mask = _fitted(positions.keys(site.kind), batch, keys, "key", site)
-    error = prove_sums(block, query_mask, subject)
-    measured = measure(block, settings.measures, settings.mixing)
-    prove_parts(block, measured.values, query_mask, key_mask, subject, seed)
-    return block, SiteResult(
-        site.kind,
-        site.layer,
-        measured.values,
-        measured.mixing,
-        measured.residual,
-        query_mask,
-        key_mask,
-        error,
-    )
+class Observer:
+    """Measures and proves the sites of one run."""
+
+    def __init__(self, positions: Positions, settings: Settings, family: str, dtype: torch.dtype) -> None:
+        self._positions = positions
+        self._settings = settings
+        self._family = family
+        self._dtype = dtype
+        self._samples: dict[tuple[object, ...], Tensor] = {}
+
+    def sample(self, site: Site, batch: int, queries: int, keys: int) -> Int[Tensor, "pair 3"]:
+        """The pairs of this site that the proof will rebuild."""
+        shape = (site.kind, batch, queries, keys)
+        if shape not in self._samples:
+            self._samples[shape] = pick_pairs(*self._masks(site, batch, queries, keys), diagonal=site.kind != "cross")
+        return self._samples[shape]
+
+    def observe(self, site: Site, tensors: BlockTensors) -> tuple[Block, SiteResult]:
+        """Measure one site and prove it."""
+        block = Block(tensors)
+        batch, queries = tensors.total.shape[:2]
+        query_mask, key_mask = self._masks(site, batch, queries, tensors.values.shape[2])
+        subject = Subject(self._family, f"{site.kind} layer {site.layer}", site.path, self._dtype)
+        error = prove_sums(block, query_mask, subject)
+        measured = measure(block, self._settings.measures, self._settings.mixing)
+        prove_parts(block, measured.values, subject)
+        return block, SiteResult(
+            site.kind, site.layer, measured.values, measured.mixing, measured.residual, query_mask, key_mask, error
+        )
+
+    def _masks(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+        return (
+            _fitted(self._positions.queries(site.kind), batch, queries, "query", site),
+            _fitted(self._positions.keys(site.kind), batch, keys, "key", site),
+        )
 
 
 def merge_words(
@@ -146,9 +160,26 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
     def by_query(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor[row : row + 1, queries]
 
+    pairs = tensors.pairs
+
+    def by_pair(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor[row : row + 1][..., queries, :][..., keys]
+
+    def last(tensor: Tensor | None, real: Tensor) -> Any:
+        return None if tensor is None else tensor[row : row + 1][..., real]
+
     return replace(
         tensors,
-        alpha=tensors.alpha[row : row + 1][:, :, queries][..., keys],
+        pairs=replace(
+            pairs,
+            mixed=by_query(pairs.mixed),
+            alpha=by_pair(pairs.alpha),
+            weights=by_pair(pairs.weights),
+            total_weight=by_query(pairs.total_weight),
+            diagonal=last(pairs.diagonal, queries),
+            lengths=last(pairs.lengths, keys),
+            norms={place: by_pair(norms) for place, norms in pairs.norms.items()},
+        ),
         values=tensors.values[row : row + 1][:, :, keys],
         projected=by_query(tensors.projected),
         residual=by_query(tensors.residual),

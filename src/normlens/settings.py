@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from normlens.anatomy.description import Anatomy, Site
+from normlens.decompose.pairs import Needs
 from normlens.decompose.words import WordMode
 from normlens.errors import InputError
-from normlens.measures import MAPS, chosen_maps, chosen_measures
+from normlens.measures import MAPS, chosen_maps, chosen_measures, needed
 
 Precision = Literal["float32", "float64"]
 
@@ -26,6 +27,11 @@ class Settings:
     words: WordMode | None
     dtype: torch.dtype
     requested: dict[str, Any]
+
+    @property
+    def needs(self) -> Needs:
+        """What these measures need of each site's pairs."""
+        return needed(self.measures, self.mixing, by_word=self.words is not None)
 
     @classmethod
     def of(
@@ -62,9 +68,7 @@ class Settings:
         )
 
 
-def _chosen_sites(
-    anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None
-) -> tuple[Site, ...]:
+def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None) -> tuple[Site, ...]:
     if kinds is not None:
         for kind in kinds:
             if kind not in anatomy.kinds:

@@ -24,7 +24,9 @@ class DrawsOn:
 def mixing_by_layer(site: SiteAnalysis) -> dict[str, list[float]]:
     """The mean mixing ratio of each layer, for every map that has one."""
     return {
-        name: site.dataset[MIXING + name].mean("query").values.tolist() for name in MAPS if MIXING + name in site.dataset
+        name: site.dataset[MIXING + name].mean("query").values.tolist()
+        for name in MAPS
+        if MIXING + name in site.dataset
     }
 
 

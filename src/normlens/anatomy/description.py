@@ -125,6 +125,7 @@ class Site:
     heads: int
     kv_heads: int
     value_width: int
+    textbook: bool  # the attention is the plain one, which may be computed block by block
     projection: LinearMap
     projected: Place  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum

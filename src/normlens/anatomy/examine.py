@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.description import Anatomy
-from normlens.anatomy.interface import Attention, evaluating, listening
+from normlens.anatomy.interface import AttentionCall, answering, evaluating
 from normlens.anatomy.reading import read_anatomy
+from normlens.anatomy.textbook import is_textbook
 from normlens.anatomy.trace import Recorder
 from normlens.errors import AnatomyError
 
@@ -40,12 +42,14 @@ def examine(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Anatom
     """The anatomy of a model, from one forward pass over `inputs` (a few tokens where none are given)."""
     recorder = Recorder(model)
 
-    def note(attention: Attention) -> None:
-        recorder.attention(
-            attention.module, (attention.query, attention.key, attention.value), attention.alpha, attention.output
-        )
+    def note(call: AttentionCall) -> Tensor:
+        output, alpha = call.eager()
+        with _disable_current_modes():  # what is tried out here is no part of the model
+            textbook = is_textbook(call, output, alpha)
+        recorder.attention(call.module, (call.query, call.key, call.value), alpha, output, textbook)
+        return output
 
-    with evaluating(model), listening(model, note), recorder.watching():
+    with evaluating(model), answering(model, note), recorder.watching():
         model(**run_arguments(model, inputs if inputs is not None else few_tokens(model)))
     return read_anatomy(family_of(model), recorder.trace)
 

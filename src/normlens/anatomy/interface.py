@@ -1,14 +1,14 @@
 """Stand in for a model's attention, through transformers' own attention interface.
 
-While `listening` is active every attention of the model runs the model's *own* eager function (so masks, scaling,
-soft-cap, sinks and biases are whatever that family does) and is then reported, with its weights, to one listener.
+While `answering` is active every attention of the model is given to one handler, which may run the model's *own* eager
+function (so masks, scaling, soft-cap, sinks and biases are whatever that family does) and look at the weights.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,19 +27,24 @@ IMPLEMENTATION = "normlens"
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention as it ran: what it was given and what it made of it."""
+class AttentionCall:
+    """One attention as the model asked for it."""
 
     module: nn.Module
     query: Float[Tensor, "batch head query width"]
     key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
-    alpha: Float[Tensor, "batch head query key"]
-    output: Float[Tensor, "batch query head value_width"]
+    mask: Tensor | None
+    options: Mapping[str, Any]
+
+    def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
+        """Output and weights by the family's own eager function: masks, caps, sinks and biases are what it makes them."""
+        return own_eager(self.module)(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
 
-Listener = Callable[[Attention], None]
-_listener: ContextVar[Listener | None] = ContextVar("normlens_listener", default=None)
+#: Answers a call with the attention output (batch query head value_width).
+Handler = Callable[[AttentionCall], Tensor]
+_handler: ContextVar[Handler | None] = ContextVar("normlens_handler", default=None)
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -60,11 +65,9 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
 def _probe(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    output, alpha = own_eager(module)(module, query, key, value, attention_mask, **kwargs)
-    listener = _listener.get()
-    if listener is not None:
-        listener(Attention(module, query, key, value, alpha, output))
-    return output, None
+    call = AttentionCall(module, query, key, value, attention_mask, kwargs)
+    handler = _handler.get()
+    return (call.eager()[0] if handler is None else handler(call)), None
 
 
 def _register() -> None:
@@ -93,19 +96,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def listening(model: nn.Module, listener: Listener) -> Iterator[None]:
-    """Report every attention that the model runs inside the block; its implementation is put back afterwards."""
+def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
+    """Give every attention that the model runs inside the block to a handler; all is put back afterwards."""
     _register()
     tops = _outermost_pretrained(model)
     submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
-    token = _listener.set(listener)
+    token = _handler.set(handler)
     try:
         for top in tops:
             top.set_attn_implementation(IMPLEMENTATION)
         yield
     finally:
-        _listener.reset(token)
+        _handler.reset(token)
         for config, implementation in before.values():
             # The attribute behind the property: the property itself would overwrite the sub-configurations too.
             config._attn_implementation_internal = implementation

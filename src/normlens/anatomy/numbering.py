@@ -67,5 +67,3 @@ class _ListMembers:
     def positions(self, event: AttentionEvent) -> tuple[int, ...]:
         """The places of the list members that hold this attention, outermost first."""
         return tuple(self._place[i] for i in event.parents if i in self._place)
-
-

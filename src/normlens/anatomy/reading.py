@@ -16,18 +16,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from normlens.anatomy.description import Anatomy, LinearMap, Norm, Place, Scale, Site, Step, ValueMap
-from normlens.anatomy.numbering import kind_of, layer_numbers
 from normlens.anatomy.norms import read_norm
+from normlens.anatomy.numbering import kind_of, layer_numbers
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
 
 #: Operations that hand a tensor on with the same numbers in another shape, layout or dtype.
 _SAME = {
     f"aten::{name}"
-    for name in (
-        "view _unsafe_view reshape transpose permute clone contiguous _to_copy alias detach expand squeeze unsqueeze "
-        "t slice select _reshape_alias lift_fresh to unflatten flatten"
-    ).split()
+    for name in ["view", "_unsafe_view", "reshape", "transpose", "permute", "clone", "contiguous", "_to_copy", "alias", "detach", "expand", "squeeze", "unsqueeze", "t", "slice", "select", "_reshape_alias", "lift_fresh", "to", "unflatten", "flatten"]
 }
 _ADD = {"aten::add", "aten::add_"}
 _MULTIPLY = {"aten::mul", "aten::mul_"}
@@ -86,6 +83,7 @@ class _Reader:
             heads=trace.tensors[event.alpha].shape[1],
             kv_heads=trace.tensors[event.value].shape[1],
             value_width=trace.tensors[event.value].shape[-1],
+            textbook=event.textbook,
             projection=linear,
             projected=_output(projection),
             branch=tuple(joined.steps),
@@ -125,7 +123,9 @@ class _Reader:
                 else:
                     met.append(operation.name)
         if len(found) != 1:
-            what = "nothing took it" if not met and not found else f"{len(found)} did; on the way: {', '.join(met) or '-'}"
+            what = (
+                "nothing took it" if not met and not found else f"{len(found)} did; on the way: {', '.join(met) or '-'}"
+            )
             raise self._stopped("exactly one linear map must take the attention output", what)
         heads = self.trace.tensors[self.event.output]
         taken = self.trace.tensors[found[0].inputs[0][1]]

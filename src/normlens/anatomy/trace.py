@@ -65,6 +65,7 @@ class AttentionEvent:
     value: int
     alpha: int
     output: int  # batch query head width
+    textbook: bool  # whether `normlens.decompose.attend` computes the same
     end: int  # number of operations up to and with this attention
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
 
@@ -154,7 +155,9 @@ class Recorder(TorchDispatchMode):
         index = len(self.trace.operations)
         changes = func._schema.is_mutable
         outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
-        self.trace.operations.append(Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs))
+        self.trace.operations.append(
+            Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs)
+        )
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:
@@ -188,7 +191,7 @@ class Recorder(TorchDispatchMode):
             self.trace.given_by[value].append(call.index)
 
     def attention(
-        self, module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], alpha: Tensor, output: Tensor
+        self, module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], alpha: Tensor, output: Tensor, textbook: bool
     ) -> None:
         """Note one attention that has just run."""
         query, key, value = (self.number(tensor) for tensor in inputs)
@@ -201,6 +204,7 @@ class Recorder(TorchDispatchMode):
                 value,
                 self.number(alpha),
                 self.number(output),
+                textbook,
                 len(self.trace.operations),
                 tuple(self._open),
             )

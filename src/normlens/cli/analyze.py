@@ -9,7 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from normlens.cli.common import GgufOption, JsonOption, ModelOption, open_lens, print_json, progress_bar, writable_folder
+from normlens.cli.common import (
+    GgufOption,
+    JsonOption,
+    ModelOption,
+    open_lens,
+    print_json,
+    progress_bar,
+    writable_folder,
+)
 from normlens.errors import InputError
 from normlens.summary import draws_on, mixing_by_layer
 
@@ -29,7 +37,9 @@ def analyze(
     measure: Annotated[
         list[str] | None, typer.Option("--measure", help="A measure to compute (repeat); all of them by default.")
     ] = None,
-    layer: Annotated[list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
+    ] = None,
     words: Annotated[str | None, typer.Option(help="Merge subwords to words: `norms` or `vectors`.")] = None,
     generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
@@ -84,7 +94,9 @@ def _print_site(console: Console, site: SiteAnalysis, several: bool) -> None:
         console.rule(f"{site.kind} sites")
     ratios = mixing_by_layer(site)
     if ratios:
-        table = Table(title="Mixing ratio by layer: share of the output that comes from other positions", title_justify="left")
+        table = Table(
+            title="Mixing ratio by layer: share of the output that comes from other positions", title_justify="left"
+        )
         table.add_column("layer", justify="right")
         for name in ratios:
             table.add_column(name, justify="right")

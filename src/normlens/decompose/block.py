@@ -5,33 +5,43 @@ the model's vector is `sum_j part_ij + bias`, where the part of position `j` in 
 
     part_ij = scale_i * linear(sum_h alpha_hij f_h(x_j))   (+ the residual's own contribution where i = j)
 
-Since `linear` is the same for every pair it is given to `W_O` once, and all norms follow from `decompose.heads`.
+Since `linear` is the same for every pair it is given to `W_O` once (`projections`), and all norms follow from
+`decompose.pairs`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normlens.decompose.heads import head_gram, repeat_values, summed_norm, value_norms
+from normlens.decompose.heads import Projection, repeat_values
+from normlens.decompose.pairs import PLACES, Pairs, PlaceName
 from normlens.decompose.steps import Passage, Step, through
+from normlens.decompose.vectors import VectorNorms, vector_norms_of
 
-PlaceName = Literal["attn", "res", "ln"]
-PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
+
+def projections_of(
+    weight: Float[Tensor, "head width model"], branch: tuple[Step, ...], norm: Step | None
+) -> dict[PlaceName, Projection]:
+    """The output projection as each place sees it; places with the same steps share one."""
+    attn = Projection(weight)
+    res = attn if not branch else Projection(Passage(branch).linear(weight))
+    ln = res if norm is None else Projection(norm.linear(res.weight))
+    return {"attn": attn, "res": res, "ln": ln}
 
 
 @dataclass(frozen=True)
 class BlockTensors:
     """All that one site computed, as plain tensors."""
 
-    alpha: Float[Tensor, "batch head query key"]
+    pairs: Pairs
     values: Float[Tensor, "batch kv_head key width"]
-    weight: Float[Tensor, "head width model"]  # W_O by head
+    projections: Mapping[PlaceName, Projection]  # W_O by head, carried to each place
     bias: Float[Tensor, " model"] | None  # b_O
     projected: Float[Tensor, "batch query model"]  # the attention output, b_O included
     branch: tuple[Step, ...]
@@ -45,14 +55,17 @@ class BlockTensors:
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None
 
+    @property
+    def heads(self) -> int:
+        """The number of (query) heads."""
+        return self.projections["attn"].weight.shape[0]
+
 
 class Block:
     """The decomposition of one site; each quantity is computed when it is first asked for."""
 
     def __init__(self, tensors: BlockTensors) -> None:
         self.tensors = tensors
-        self.heads = tensors.alpha.shape[1]
-        self._by_steps: dict[tuple[Step, ...], _Projected] = {}
 
     # ---- passages to the three places ----------------------------------------------------------------------------
 
@@ -80,33 +93,43 @@ class Block:
         t = self.tensors
         return {"attn": t.projected, "res": t.total, "ln": t.total if t.normalized is None else t.normalized}
 
+    @property
+    def places(self) -> tuple[PlaceName, ...]:
+        """The places that differ: without a normalization behind the sum there are two."""
+        return PLACES if self.tensors.norm is not None else PLACES[:2]
+
     # ---- vectors per query: O(n d) memory ------------------------------------------------------------------------
 
     @cached_property
     def values_by_head(self) -> Float[Tensor, "batch head key width"]:
         """The value vectors by query head."""
-        return repeat_values(self.tensors.values, self.heads)
-
-    @cached_property
-    def summed(self) -> Float[Tensor, "batch query model"]:
-        """`sum_j sum_h alpha_hij f_h(x_j)`, rebuilt from weights and values."""
-        return self._project(self.tensors.alpha @ self.values_by_head)
+        return repeat_values(self.tensors.values, self.tensors.heads)
 
     @cached_property
     def own(self) -> Float[Tensor, "batch query model"]:
         """`sum_h alpha_hii f_h(x_i)`, what each position's attention takes from itself (or from its own word)."""
+        pairs = self.tensors.pairs
         if self.tensors.together is not None:
-            return self._project((self.tensors.alpha * self.tensors.together) @ self.values_by_head)
-        diagonal = self.tensors.alpha.diagonal(dim1=-2, dim2=-1)
-        return self._project(diagonal.unsqueeze(-1) * self.values_by_head)
+            assert pairs.alpha is not None, "words need the weights"
+            return self.project(((pairs.alpha * self.tensors.together) @ self.values_by_head).transpose(1, 2))
+        return self._diagonal_part
 
-    def _project(self, by_head: Float[Tensor, "batch head query width"]) -> Float[Tensor, "batch query model"]:
-        return by_head.transpose(1, 2).flatten(2) @ self.tensors.weight.flatten(0, 1)
+    @cached_property
+    def _diagonal_part(self) -> Float[Tensor, "batch query model"]:
+        assert self.tensors.pairs.diagonal is not None, "the diagonal must have been asked for"
+        diagonal = self.tensors.pairs.diagonal.transpose(1, 2).unsqueeze(-1)
+        return self.project(diagonal * self.values_by_head.transpose(1, 2))
 
-    def rebuilt(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
-        """Parts, residual and biases added up: what the model must have computed at this place."""
+    def project(self, by_head: Float[Tensor, "batch query head width"]) -> Float[Tensor, "batch query model"]:
+        """Vectors by head, carried through `W_O` and added."""
+        return by_head.flatten(2) @ self.tensors.projections["attn"].weight.flatten(0, 1)
+
+    def rebuilt(
+        self, place: PlaceName, summed: Float[Tensor, "batch query model"]
+    ) -> Float[Tensor, "batch query model"]:
+        """Parts (whose sum at the attention output is `summed`), residual and biases added up, at a place."""
         passage, residual = self.passages[place], self.residuals[place]
-        vectors = passage.carry(self.summed)
+        vectors = passage.carry(summed)
         if residual is not None:
             vectors = vectors + residual
         return vectors if passage.shift is None else vectors + passage.shift
@@ -116,60 +139,40 @@ class Block:
         residual = self.residuals[place]
         if not self.tensors.self_attends:
             return torch.zeros_like(self.tensors.projected) if residual is None else residual
-        vectors = self.passages[place].carry(self.own)
+        return self._with_residual(self.own, place)
+
+    def _with_residual(self, vectors: Tensor, place: PlaceName) -> Float[Tensor, "batch query model"]:
+        residual = self.residuals[place]
+        vectors = self.passages[place].carry(vectors)
         return vectors if residual is None else vectors + residual
+
+    @cached_property
+    def _others_sum(self) -> Float[Tensor, "batch query model"]:
+        t = self.tensors
+        whole = t.projected if t.bias is None else t.projected - t.bias
+        return whole - self.own if t.self_attends else whole
 
     def context_vectors(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
         """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
-        others = self.tensors.projected if self.tensors.bias is None else self.tensors.projected - self.tensors.bias
-        if self.tensors.self_attends:
-            others = others - self.own
-        return self.passages[place].carry(others)
+        return self.passages[place].carry(self._others_sum)
 
-    # ---- norms per pair ------------------------------------------------------------------------------------------
+    # ---- norms ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def vector_norms(self) -> Float[Tensor, "batch head key"]:
-        """`‖f_h(x_j)‖`."""
-        return value_norms(self.values_by_head, self.tensors.weight)
+    def vectors(self) -> VectorNorms:
+        """The norms and differences of all vectors that have one per query."""
+        return vector_norms_of(self)
 
     def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a place."""
         passage = self.passages[place]
-        norms = self._projected(place).norms
-        if passage.scale is not None:
-            norms = norms * passage.scale.abs()
+        norms = self.tensors.pairs.norms[place]
+        # Several places may share these norms, so they are changed in a copy.
+        norms = norms.clone() if passage.scale is None else norms * passage.scale.abs()
         if self.tensors.self_attends and self.residuals[place] is not None:
-            norms = norms.clone()
-            norms.diagonal(dim1=-2, dim2=-1).copy_(self._diagonal(place).norm(dim=-1))
+            if self.tensors.together is None:
+                own = self.vectors.mixing[place][1]
+            else:
+                own = self._with_residual(self._diagonal_part, place).norm(dim=-1)
+            norms.diagonal(dim1=-2, dim2=-1).copy_(own)
         return norms
-
-    def _diagonal(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
-        """The vector of the pair (i, i), the residual included."""
-        if self.tensors.together is None:
-            return self.self_vectors(place)
-        return Block(replace(self.tensors, together=None)).self_vectors(place)
-
-    def _projected(self, place: PlaceName) -> _Projected:
-        passage = self.passages[place]
-        if passage.steps not in self._by_steps:
-            weight = passage.linear(self.tensors.weight)
-            self._by_steps[passage.steps] = _Projected(self.tensors.alpha, self.values_by_head, weight)
-        return self._by_steps[passage.steps]
-
-
-@dataclass(frozen=True)
-class _Projected:
-    """The Gram form for one version of the output projection, shared by the places that see the same one."""
-
-    alpha: Tensor
-    values: Tensor
-    weight: Tensor
-
-    @cached_property
-    def gram(self) -> Float[Tensor, "batch key head head"]:
-        return head_gram(self.values, self.weight)
-
-    @cached_property
-    def norms(self) -> Float[Tensor, "batch query key"]:
-        return summed_norm(self.alpha, self.gram, self.values, self.weight)

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.block import Block, PlaceName
+from normlens.decompose.block import Block
 from normlens.decompose.heads import transformed_vectors
+from normlens.decompose.pairs import PlaceName
 
 WordMode = Literal["norms", "vectors"]
 
@@ -40,11 +41,11 @@ def word_part_norms(
     block: Block, place: PlaceName, query_groups: Int[Tensor, " query"], key_groups: Int[Tensor, " key"]
 ) -> Float[Tensor, "batch query word"]:
     """`‖sum over a word's subwords j of part_ij‖` at a place: the vectors are added, then the norm is taken."""
-    t, passage, residual = block.tensors, block.passages[place], block.residuals[place]
+    passage, residual = block.passages[place], block.residuals[place]
     norms = add_keys(block.part_norms(place), key_groups)
     for word in _several(key_groups):
         vectors = passage.carry(_weighted(block, key_groups == word).sum(2))
-        if residual is not None and t.self_attends:
+        if residual is not None and block.tensors.self_attends:
             vectors = vectors + residual * (query_groups == word).to(residual).view(1, -1, 1)
         norms[..., word] = vectors.norm(dim=-1)
     return norms
@@ -52,16 +53,16 @@ def word_part_norms(
 
 def word_vector_norms(block: Block, key_groups: Int[Tensor, " key"]) -> Float[Tensor, "batch head word"]:
     """`‖sum over a word's subwords of f_h(x_j)‖`."""
-    norms = add_keys(block.vector_norms, key_groups)
+    norms = add_keys(_lengths(block), key_groups)
     for word in _several(key_groups):
-        f = transformed_vectors(block.values_by_head[:, :, key_groups == word], block.tensors.weight)
+        f = transformed_vectors(block.values_by_head[:, :, key_groups == word], _weight(block))
         norms[..., word] = f.sum(1).norm(dim=-1)
     return norms
 
 
 def word_weighted_norms(block: Block, key_groups: Int[Tensor, " key"]) -> Float[Tensor, "batch head query word"]:
     """`‖sum over a word's subwords of alpha_hij f_h(x_j)‖`."""
-    norms = add_keys(block.tensors.alpha.abs() * block.vector_norms.unsqueeze(2), key_groups)
+    norms = add_keys(_alpha(block).abs() * _lengths(block).unsqueeze(2), key_groups)
     for word in _several(key_groups):
         norms[..., word] = _weighted(block, key_groups == word).norm(dim=-1).transpose(1, 2)
     return norms
@@ -74,5 +75,19 @@ def _several(groups: Int[Tensor, " key"]) -> list[int]:
 
 def _weighted(block: Block, chosen: Tensor) -> Float[Tensor, "batch query head model"]:
     """`sum over the chosen keys of alpha_hij f_h(x_j)`, by head: no key axis is left."""
-    mixed = block.tensors.alpha[..., chosen] @ block.values_by_head[:, :, chosen]
-    return torch.einsum("bhqc,hcd->bqhd", mixed, block.tensors.weight)
+    mixed = _alpha(block)[..., chosen] @ block.values_by_head[:, :, chosen]
+    return torch.einsum("bhqc,hcd->bqhd", mixed, _weight(block))
+
+
+def _alpha(block: Block) -> Float[Tensor, "batch head query key"]:
+    assert block.tensors.pairs.alpha is not None, "words need the weights"
+    return block.tensors.pairs.alpha
+
+
+def _lengths(block: Block) -> Float[Tensor, "batch head key"]:
+    assert block.tensors.pairs.lengths is not None, "the lengths must have been asked for"
+    return block.tensors.pairs.lengths
+
+
+def _weight(block: Block) -> Float[Tensor, "head width model"]:
+    return block.tensors.projections["attn"].weight

@@ -1,0 +1,16 @@
+"""Pictures: one function for each kind, labelled arrays in, matplotlib figures out.
+
+`plot_maps` (the five maps over the layers), `plot_map` (one large map), `plot_mixing` (mixing ratio by layer and
+token), `plot_heads` (every head as a thumbnail), and `save_figure` (PNG and SVG). Nothing here shows a window, keeps a
+figure alive or depends on the caller's matplotlib settings, except that fonts named there serve scripts which
+matplotlib's own font lacks.
+"""
+
+from __future__ import annotations
+
+from normlens.plots.files import save_figure
+from normlens.plots.heads import plot_heads
+from normlens.plots.maps import plot_map, plot_maps
+from normlens.plots.mixing import plot_mixing
+
+__all__ = ["plot_heads", "plot_map", "plot_maps", "plot_mixing", "save_figure"]

@@ -1,0 +1,63 @@
+"""The usual pictures of an analysis, all at once: what `normlens analyze --out` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from normlens.plots.arrays import chosen_layers, numbering
+from normlens.plots.files import save_figure
+from normlens.plots.heads import plot_heads
+from normlens.plots.labels import LAYER_MAPS
+from normlens.plots.maps import plot_map, plot_maps
+from normlens.plots.mixing import MIXING, plot_mixing
+
+if TYPE_CHECKING:  # drawing needs no model library, and importing Analysis would bring one
+    from normlens.analysis import Analysis
+
+#: More thumbnails than this are too small to look at; layers are then left out evenly.
+MOST_THUMBNAILS = 200
+
+
+def save_all(analysis: Analysis, folder: Path) -> list[Path]:
+    """Draw everything that the analysis holds into a folder that exists, and return the files."""
+    files: list[Path] = []
+    for kind, dataset in analysis.sites.items():
+        prefix = f"{kind}_" if len(analysis.sites) > 1 else ""
+        for name, figure in pictures(dataset, f"{kind} sites · {analysis.provenance_line()}", cross=kind == "cross"):
+            files += save_figure(figure, folder / f"{prefix}{name}")
+    return files
+
+
+def pictures(dataset: xr.Dataset, provenance: str, *, cross: bool = False) -> Iterator[tuple[str, Figure]]:
+    """The pictures of one kind of site with their names, drawn one after the other.
+
+    `maps` (all over the layers), `map_<measure>` (the last of them, mean over the layers), `heads_<measure>`, and
+    `mixing_<measure>` for the first and the last map, both on a scale from 0 to 1: the two that the papers set against
+    each other.
+    """
+    maps = [name for name in LAYER_MAPS if name in dataset]
+    if maps:
+        yield "maps", plot_maps(dataset, maps, cross=cross, provenance=provenance)
+        array = dataset[maps[-1]]
+        title = "mean over layers " + _span(numbering(array, "layer"))
+        yield f"map_{maps[-1]}", plot_map(array.mean("layer"), title=title, cross=cross, provenance=provenance)
+    for name in ("alpha", "af_norm"):
+        if name in dataset:
+            array = dataset[name]
+            most = max(1, MOST_THUMBNAILS // array.sizes["head"])
+            layers = chosen_layers(numbering(array, "layer"), None, most)
+            yield f"heads_{name}", plot_heads(array.sel(layer=layers), provenance=provenance)
+    ratios = [MIXING + name for name in LAYER_MAPS if MIXING + name in dataset]
+    for name in dict.fromkeys([*ratios[:1], *ratios[-1:]]):
+        yield name, plot_mixing(dataset[name], high=1.0, cross=cross, provenance=provenance)
+
+
+def _span(numbers: list[int]) -> str:
+    """`1–6` where nothing is left out, else every number."""
+    whole = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]}–{numbers[-1]}" if whole else ", ".join(map(str, numbers))
