@@ -14,6 +14,7 @@ COMMANDS = {
     "analyze": "analyze",
     "info": "info",
     "corpus": "corpus",
+    "reproduce": "reproduce",
 }
 
 

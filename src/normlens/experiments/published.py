@@ -65,9 +65,17 @@ class Shelf:
         return len(self._found)
 
     @classmethod
-    def of(cls, experiment: str, setup: Setup, sequences: int) -> Shelf:
-        """The shelf for what is being run."""
-        return cls(experiment, model_key(setup.lens.describe()["name"], shape_of(setup)), data_key(setup, sequences))
+    def of(cls, experiment: str, setup: Setup, record: Mapping[str, Any]) -> Shelf:
+        """The shelf for what was run."""
+        model = model_key(record["model"]["name"], shape_of(setup))
+        return cls(experiment, model, data_key(setup, record["sequences"]))
+
+    def titles(self) -> tuple[str, ...]:
+        """The models and data that the numbers on this shelf belong to, in words."""
+        if not self._found or self.model is None:
+            return ()
+        data = document()["data"][self.data or "weights"]
+        return (f"{document()['models'][self.model]['title']}, {data}",)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +38,9 @@ class HeadTable:
 
 
 def plot_head_tables(
-    tables: Sequence[HeadTable], layers: Sequence[int], *, high: float | None = None, provenance: str | None = None
+    tables: Sequence[HeadTable], layers: Sequence[int], *, highs: Mapping[str, float] | None = None, provenance: str | None = None
 ) -> Figure:
-    """Draw tables side by side; tables with the same label share a scale from 0 (or up to `high`) and a colour bar."""
+    """Draw tables side by side; tables with the same label share a scale from 0 (or up to that label's entry in `highs`) and a colour bar."""
     if not tables or any(table.values.shape[0] != len(layers) for table in tables):
         raise InputError("each table needs one row per layer: some have more or fewer")
     heads = max(table.values.shape[1] for table in tables)
@@ -54,7 +54,7 @@ def plot_head_tables(
     for number, table in enumerate(tables):
         groups.setdefault(table.label, []).append(number)
     for label, members in groups.items():
-        scale = scale_of([tables[number].values for number in members], high)
+        scale = scale_of([tables[number].values for number in members], (highs or {}).get(label))
         for number in members:
             table = tables[number]
             across = left + number * (wide + gap)
