@@ -15,6 +15,7 @@ COMMANDS = {
     "info": "info",
     "corpus": "corpus",
     "reproduce": "reproduce",
+    "compare": "compare",
 }
 
 

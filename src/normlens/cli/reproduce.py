@@ -17,7 +17,7 @@ from normlens.errors import InputError
 
 if TYPE_CHECKING:
     from normlens.corpus.run import Progress as Step
-    from normlens.experiments.outcome import Outcome, Table
+    from normlens.experiments.outcome import Number, Outcome, Table
     from normlens.experiments.registry import Experiment
 
 #: Tables with more numbers than this are in the report, not on the terminal.
@@ -29,7 +29,9 @@ def reproduce(
     model: ModelOption = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."),
+        typer.Option(
+            help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the report; default: reproduce/NAME.")] = None,
     frequency: Annotated[
@@ -63,7 +65,7 @@ def reproduce(
         return
     from normlens.experiments.setup import Setup
 
-    with _bars() as show:
+    with pass_bars() as show:
         setup = Setup(
             open_lens(model),
             folder,
@@ -106,7 +108,7 @@ def _translation(
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[str, Step], None]]:
+def pass_bars() -> Iterator[Callable[[str, Step], None]]:
     """One bar per pass, on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -138,28 +140,32 @@ def _print(console: Console, outcome: Outcome, report: Path) -> None:
         grid.add_row(mark, _plain(f"{finding.claim} {finding.measured}"))
         console.print(grid, highlight=False)
     for table in outcome.tables:
-        if len(table.numbers) <= _MOST_CELLS:
-            console.print(_grid(table), highlight=False)
+        if not table.folded and len(table.numbers) <= _MOST_CELLS:
+            print_table(console, table)
     if outcome.beside:
         console.print(_plain(f"published: {'; '.join(outcome.beside)}"), highlight=False)
     console.print(f"wrote {report}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _grid(table: Table) -> Grid:
+def print_table(console: Console, table: Table, *, turned: bool = False) -> None:
+    """A table on the terminal, published numbers under the measured ones; `turned` puts its rows across."""
+    grid = Grid(title=_plain(f"{table.title} ({table.place})"), title_justify="left")
+    down, across = (table.columns, table.rows) if turned else (table.rows, table.columns)
+    grid.add_column("")
+    for title in across.values():
+        grid.add_column(_plain(title), justify="right")
+    for row, title in down.items():
+        cells = [_cell(table.at(column, row) if turned else table.at(row, column)) for column in across]
+        grid.add_row(_plain(title), *cells)
+    console.print(grid, highlight=False)
+
+
+def _cell(number: Number | None) -> str:
     from normlens.experiments.outcome import formatted
 
-    grid = Grid(title=_plain(f"{table.title} ({table.place})"), title_justify="left")
-    grid.add_column("")
-    for title in table.columns.values():
-        grid.add_column(_plain(title), justify="right")
-    for row, title in table.rows.items():
-        cells = []
-        for column in table.columns:
-            number = table.at(row, column)
-            known = [] if number is None else [f"{p.short} {formatted(p.value, p.decimals)}" for p in number.published]
-            cells.append("" if number is None else "\n".join([number.text(), *known]))
-        grid.add_row(_plain(title), *cells)
-    return grid
+    if number is None:
+        return ""
+    return "\n".join([number.text(), *(f"{p.short} {formatted(p.value, p.decimals)}" for p in number.published)])
 
 
 def _plain(text: str) -> str:

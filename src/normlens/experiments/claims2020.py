@@ -14,6 +14,13 @@ _EXPERIMENT = "kobayashi2020-bert"
 STRONG, CLEAR, WEAK = 0.5, 0.1, 0.2
 SPREAD, STRETCH = 0.1, 1.8
 
+#: Categories as the subject of a sentence, with their verbs.
+SUBJECTS = {
+    "sep": ("[SEP]", "takes", "contributes", "its"),
+    "cls": ("[CLS]", "takes", "contributes", "its"),
+    "comma_period": ("Comma and period", "take", "contribute", "their"),
+}
+
 
 def findings_of(setup: Setup, tables: Mapping[str, Table]) -> tuple[Finding, ...]:
     """Every claim, in the order of the paper."""
@@ -52,7 +59,7 @@ def _stretch(table: Table) -> Finding:
         "f stretches some directions more than others, in every head.",
         "Appendix, Figure 9",
         least >= STRETCH,
-        f"The largest singular value of f is at least {least:.1f} times the smallest in every head.",
+        f"The largest singular value of f is at least {least:.2f} times the smallest in every head.",
         f"holds if largest / smallest is at least {STRETCH} in every head",
         f"at least {STRETCH} in the heads shown",
         {"smallest_ratio": least},
@@ -61,13 +68,13 @@ def _stretch(table: Table) -> Finding:
 
 def _takes_less(table: Table, name: str) -> Finding:
     weight, contribution = table.value(name, "weight"), table.value(name, "contribution")
-    label = table.rows[name]
+    subject, takes, contributes, its = SUBJECTS[name]
     return Finding(
         f"takes_less_{name}",
-        f"{label} contributes less than its attention weight suggests.",
+        f"{subject} {contributes} less than {its} attention weight suggests.",
         "Section 4.2, Figure 3",
         contribution < weight,
-        f"{label} takes {weight:.2f} of the weight and {contribution:.2f} of the contribution.",
+        f"{subject} {takes} {weight:.3f} of the weight and {contribution:.3f} of the contribution.",
         "holds if the share of ‖αf(x)‖ is below the share of α, averaged over layers",
         "shown as curves, without a number",
         {"weight": weight, "contribution": contribution},
@@ -91,7 +98,7 @@ def _cancels(table: Table, name: str) -> Finding:
         claim,
         "Section 4.2, Table 2",
         holds,
-        f"ρ of α and ‖f(x)‖ on {label} is {formatted(rho, 2)}.",
+        f"ρ of α and ‖f(x)‖ on {label} is {formatted(rho, 3)}.",
         rule,
         _published("rho_alpha_f", name, "rho"),
         {"rho": rho},
@@ -105,7 +112,7 @@ def _rank_norm(table: Table, setup: Setup) -> Finding:
         "Frequent tokens have small ‖f(x)‖: the norm rises with the frequency rank.",
         "Section 4.3, Figure 6",
         rho >= STRONG,
-        f"ρ of frequency rank and ‖f(x)‖ is {formatted(rho, 2)} (ranks from {setup.ranks_from}).",
+        f"ρ of frequency rank and ‖f(x)‖ is {formatted(rho, 3)} (ranks from {setup.ranks_from}).",
         f"holds if ρ is at least {STRONG}",
         _published("rho_rank", "f_norm", "rho"),
         {"rho": rho},
@@ -119,7 +126,7 @@ def _rank_weight(table: Table, setup: Setup) -> Finding:
         "The attention weight itself hardly depends on frequency.",
         "Section 4.3, Figure 6",
         abs(rho) < WEAK,
-        f"ρ of frequency rank and α is {formatted(rho, 2)} (ranks from {setup.ranks_from}).",
+        f"ρ of frequency rank and α is {formatted(rho, 3)} (ranks from {setup.ranks_from}).",
         f"holds if ρ lies between −{WEAK} and {WEAK}",
         _published("rho_rank", "alpha", "rho"),
         {"rho": rho},

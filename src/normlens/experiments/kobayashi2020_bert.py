@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from normlens.corpus.plan import PAPER_MEASURES
 from normlens.corpus.result import CorpusResult
-from normlens.experiments.claims2020 import findings_of
+from normlens.experiments.claims2020 import SUBJECTS, findings_of
 from normlens.experiments.outcome import Number, Outcome, Picture, Table
 from normlens.experiments.published import Shelf
 from normlens.experiments.reading import PAIR_CATEGORIES, by_head, layers_of, present, rho_of, shares
@@ -195,6 +195,7 @@ def singular_values(setup: Setup) -> Table:
         rows,
         {"max": "largest", "min": "smallest", "ratio": "largest / smallest"},
         "f as an affine map; one head of each layer, chosen at random with the run’s seed.",
+        folded=True,
     )
 
 
@@ -209,7 +210,9 @@ def by_layer_tables(done: CorpusResult) -> list[Table]:
             numbers += [Number(name, str(layer), float(v), 3) for layer, v in zip(layers, curve, strict=True)]
         columns = {str(layer): f"layer {layer}" for layer in layers}
         name = f"figure-03-{'weights' if quantity == 'alpha' else 'norms'}"
-        tables.append(Table(name, f"Mean {title} by layer and category", "Figure 3", tuple(numbers), rows, columns))
+        tables.append(
+            Table(name, f"Mean {title} by layer and category", "Figure 3", tuple(numbers), rows, columns, folded=True)
+        )
     return tables
 
 
@@ -263,10 +266,10 @@ def _heat_maps(done: CorpusResult, line: str) -> list[Picture]:
         label = category_look(name).label
         tables = [HeadTable(f"{label}: weight", weight_bar, weights), HeadTable(f"{label}: norm", norm_bar, norms)]
         figure = plot_head_tables(tables, layers_of(done), highs=highs, provenance=line)
-        caption = f"Mean weight on {label} and mean norm of its transformed vectors. Same scales for all categories."
+        caption = f"Mean weight on {label} and mean norm of the transformed vectors. Same scales for all categories."
         number = _HEAT_MAPS[name]
         pictures.append(
-            Picture(f"figure-{number:02}-{name}", f"Heads and {label}", f"Figure {number}", caption, figure)
+            Picture(f"figure-{number:02}-{name}", f"Layer by head: {label}", f"Figure {number}", caption, figure)
         )
     return pictures
 
@@ -295,17 +298,22 @@ def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
     covariate = RANK[setup.definition]
     points = done.token_sample.dropna(subset=[covariate])
     rank = points[covariate].to_numpy()
-    clouds = []
+    clouds, outside = [], {}
     for quantity, name, colour in (("alpha", "α", "#0072b2"), ("f_norm", "‖f(x)‖", "#d55e00")):
         note = f"ρ = {rho_of(done, quantity, covariate, 'all')[0]:+.2f}".replace("-", "−")
-        clouds.append(Cloud(name, note, Look(name, colour), rank, points[quantity].to_numpy(), None, f"mean {name}"))
+        values = points[quantity].to_numpy()
+        top = round_up(float(np.quantile(values, 0.98)) * 1.2)  # a few special tokens would flatten all the others
+        outside[name] = int((values > top).sum())
+        clouds.append(Cloud(name, note, Look(name, colour), rank, values, None, f"mean {name}", top))
     figure = plot_points(
         clouds, "frequency rank (1: most frequent)", lowest=1.0, highest=float(rank.max()) * 1.1, shared=False,
         median=True, size=(2.6, 1.9), provenance=line,
     )  # fmt: skip
     caption = (
         f"Each point is a token of the corpus, averaged over heads and layers; the line runs through medians of equal "
-        f"numbers of tokens. Ranks from {setup.ranks_from}, definition “{setup.definition}”."
+        f"numbers of tokens. Ranks from {setup.ranks_from}, definition “{setup.definition}”. Above the upper ends lie "
+        + " and ".join(f"{count:,} of {len(rank):,} points ({name})" for name, count in outside.items())
+        + "."
     )
     return Picture("figure-06", "Frequency rank against weight and norm", "Figure 6", caption, figure)
 
@@ -334,10 +342,10 @@ def _summary(tables: tuple[Table, ...]) -> str:
     by_name = {table.name: table for table in tables}
     taken = by_name["shares"]
     parts = [
-        f"{taken.rows[name]} takes {taken.value(name, 'weight'):.2f} of the weight and "
+        f"{subject} {takes} {taken.value(name, 'weight'):.2f} of the weight and "
         f"{taken.value(name, 'contribution'):.2f} of the contribution"
-        for name in taken.rows
-        if name in ("sep", "cls", "comma_period")
+        for name, (subject, takes, _, _) in SUBJECTS.items()
+        if name in taken.rows
     ]
     return "; ".join(parts) + "."
 

@@ -95,7 +95,7 @@ def by_layer(done: CorpusResult, shelf: Shelf) -> Table:
     columns = {str(layer): f"layer {layer}" for layer in layers_of(done)}
     return Table(
         "figure-03", "Mixing ratio of ATTNRESLN-N by layer and kind of token, %", "Figure 3", tuple(numbers), rows,
-        columns,
+        columns, folded=True,
     )  # fmt: skip
 
 
@@ -122,12 +122,14 @@ def expansion(setup: Setup, shelf: Shelf) -> Table:
     numbers, rows = [], {}
     for variant in ("code", "paper"):
         try:
-            rates = setup.lens.expansion_rate(variant)  # type: ignore[arg-type]
+            rates = setup.lens.expansion_rate(variant)
         except InputError:  # the authors' matrix exists only where the heads together are as wide as the model
             continue
         # The published rates are those of the authors' matrix, and of no other.
         known = shelf if variant == "code" else Shelf(NAME, None, None)
-        values = {f"layer {layer}": float(rate) for layer, rate in zip(rates["layer"].values, rates.values, strict=True)}
+        values = {
+            f"layer {layer}": float(rate) for layer, rate in zip(rates["layer"].values, rates.values, strict=True)
+        }
         values |= {"mean": float(rates.mean()), "min": float(rates.min()), "max": float(rates.max())}
         for row, value in values.items():
             rows[row] = row

@@ -74,6 +74,7 @@ class Table:
     rows: Mapping[str, str]  # key -> how the row is called
     columns: Mapping[str, str]
     note: str = ""
+    folded: bool = False  # the numbers behind a figure: there for those who open it
 
     def at(self, row: str, column: str) -> Number | None:
         """The number in a cell, where there is one."""
@@ -110,7 +111,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the paper, drawn; without a figure, the reason why there is none."""
+    """A figure of the paper, drawn."""
 
     name: str
     title: str

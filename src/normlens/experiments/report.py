@@ -54,6 +54,8 @@ def _run_line(outcome: Outcome) -> str:
 
 def _findings(found: Iterable[Finding]) -> str:
     found = list(found)
+    if not found:
+        return ""
     rows = "".join(
         f"<tr class='{'yes' if f.holds else 'no'}'><td class='mark'>{'holds' if f.holds else 'does not hold'}</td>"
         f"<td><p class='claim'>{escape(f.claim)}</p><p>{escape(f.measured)}</p>"
@@ -79,11 +81,14 @@ def _table(table: Table) -> str:
         cells = "".join(f"<td>{_cell(table.at(row, column))}</td>" for column in table.columns)
         body += f"<tr><th>{escape(title)}</th>{cells}</tr>"
     note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
-    return (
-        f"<section id='table-{table.name}'><h3>{escape(table.title)} <span>{escape(table.place)}</span></h3>"
+    title = f"{escape(table.title)} <span>{escape(table.place)}</span>"
+    whole = (
         f"<div class='wide'><table class='numbers'><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        f"</div>{note}<p class='file'>tables/{table.name}.csv</p></section>"
+        f"</div>{note}<p class='file'>tables/{table.name}.csv</p>"
     )
+    if table.folded:
+        return f"<details id='table-{table.name}'><summary><h3>{title}</h3></summary>{whole}</details>"
+    return f"<section id='table-{table.name}'><h3>{title}</h3>{whole}</section>"
 
 
 def _cell(number: Number | None) -> str:

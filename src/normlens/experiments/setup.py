@@ -88,7 +88,7 @@ class Setup:
         """The corpus in words."""
         if not self.data:
             return "sample corpus of normlens"
-        return ", ".join(path.name for path in self.data)
+        return ", ".join("/".join(path.resolve().parts[-2:]) for path in self.data)
 
     @property
     def from_pickle(self) -> bool:

@@ -55,6 +55,12 @@ class Curves:
     y: str
     curves: tuple[Curve, ...]
     level: float | None = None  # a line to compare with, such as 1
+    places: tuple[str, ...] | None = None  # its own x axis, where it differs from the other panels'
+    x: str | None = None
+
+    def along(self, places: Sequence[str]) -> Sequence[str]:
+        """The places on this panel's x axis."""
+        return places if self.places is None else self.places
 
 
 def plot_series(
@@ -70,7 +76,7 @@ def plot_series(
     provenance: str | None = None,
 ) -> Figure:
     """Draw panels of curves over the same places; `shared` gives all panels one y scale, `joined=False` no lines."""
-    if not panels or not all(len(c.values) == len(places) for p in panels for c in p.curves):
+    if not panels or not all(len(c.values) == len(p.along(places)) for p in panels for c in p.curves):
         raise InputError("each curve needs one value per place on the x axis: some have more or fewer")
     tops = [_top(panel) for panel in panels]
     scales = [Scale(0.0, max(tops) if shared else top) for top in tops]
@@ -90,8 +96,8 @@ def plot_series(
             top = MARGIN + row * pitch + TITLE
             ax = axes_at(figure, left + column * (size[0] + gap), top, *size)
             write(figure, left + column * (size[0] + gap), top - 0.07, panels[number].title, HEADING, va="bottom")
-            _draw(ax, panels[number], scales[number], places, joined, markers)
-            name_axis(ax, "x", x)
+            _draw(ax, panels[number], scales[number], panels[number].along(places), joined, markers)
+            name_axis(ax, "x", panels[number].x or x)
             name_axis(ax, "y", panels[number].y)
     _draw_legend(figure, legend, MARGIN + len(rows) * pitch + 0.1, joined, markers)
     draw_provenance(figure, provenance)

@@ -38,7 +38,11 @@ class HeadTable:
 
 
 def plot_head_tables(
-    tables: Sequence[HeadTable], layers: Sequence[int], *, highs: Mapping[str, float] | None = None, provenance: str | None = None
+    tables: Sequence[HeadTable],
+    layers: Sequence[int],
+    *,
+    highs: Mapping[str, float] | None = None,
+    provenance: str | None = None,
 ) -> Figure:
     """Draw tables side by side; tables with the same label share a scale from 0 (or up to that label's entry in `highs`) and a colour bar."""
     if not tables or any(table.values.shape[0] != len(layers) for table in tables):
