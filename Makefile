@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/python -m normlens.cli.main demo --out demo
+	$(BIN)/python examples/demo.py --out demo
 
 lint: setup
 	$(BIN)/ruff check .

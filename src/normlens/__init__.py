@@ -12,12 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from normlens.alignment.aligner import Aligner
     from normlens.analysis import Analysis, difference
     from normlens.lens import Lens, load
     from normlens.opening import open_result as open
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
+    "Aligner": ("normlens.alignment.aligner", "Aligner"),
     "Analysis": ("normlens.analysis", "Analysis"),
     "Lens": ("normlens.lens", "Lens"),
     "difference": ("normlens.analysis", "difference"),
@@ -25,7 +27,7 @@ _PUBLIC = {
     "open": ("normlens.opening", "open_result"),
 }
 
-__all__ = ["Analysis", "Lens", "difference", "load", "open"]
+__all__ = ["Aligner", "Analysis", "Lens", "difference", "load", "open"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,9 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES
 from normlens.references import references
+
+if TYPE_CHECKING:
+    from normlens.viewer.view import View
 
 MIXING = "mixing_"
 RESIDUAL = "residual_"
@@ -59,7 +62,7 @@ class Analysis:
         if len(self.sites) != 1:
             raise InputError(
                 f"this model has several kinds of site ({', '.join(self.sites)}): choose one, as in "
-                f"analysis.site({next(reversed(self.sites))!r})[name]"
+                f"analysis.site({list(self.sites)[-1]!r})[name]"
             )
         return self.site(next(iter(self.sites)))
 
@@ -108,6 +111,40 @@ class Analysis:
                 table[column] = table[column].astype("Int64")
         return table[[column for column in order if column in table]]
 
+    def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
+        """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
+        from normlens.viewer.others import to_bertviz
+
+        return to_bertviz(self.sites, measure)
+
+    def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> dict[str, Any]:
+        """The keyword arguments of `circuitsvis.attention.attention_patterns` for one layer."""
+        from normlens.viewer.others import to_circuitsvis
+
+        return to_circuitsvis((self._only if site is None else self.site(site)).dataset, layer, measure)
+
+    # ---- seeing --------------------------------------------------------------------------------------------------
+
+    def show(self, *, span: tuple[int, int] | None = None, heads: bool | None = None, view: str = "") -> View:
+        """See it: the viewer in a notebook, a page in the browser elsewhere.
+
+        `span=(start, stop)` shows those positions only, `heads=False` leaves the maps per head out, and `view` opens
+        a state of the page (what its address says behind the `#`).
+        """
+        from normlens.viewer.document import document
+        from normlens.viewer.view import show
+
+        return show(document(self, span=span, heads=heads), view)
+
+    def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
+        """Write the viewer as one HTML file that opens offline."""
+        from normlens.viewer.document import document
+        from normlens.viewer.page import save_html
+
+        return save_html(document(self, span=span, heads=heads), path)
+
+    # ---- where it comes from -------------------------------------------------------------------------------------
+
     def cite(self) -> str:
         """The references (BibTeX) for the measures of this analysis."""
         return references({MEASURES[name].paper for name in self.measures} | self._mixing_papers())
@@ -142,13 +179,15 @@ class Analysis:
         target = Path(path)
         if target.exists() and not overwrite:
             raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
+        if target.exists() and not (target / "zarr.json").exists():
+            raise InputError(f"only a saved analysis is replaced: {target} is something else; choose another path")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
                 staged = Path(folder) / "analysis"
                 _write(self, staged)
                 if target.exists():
-                    shutil.rmtree(target) if target.is_dir() else target.unlink()
+                    shutil.rmtree(target)
                 staged.rename(target)
         except OSError as error:
             raise InputError(f"the result must be writable: {target} is not ({error.strerror or error})") from error
@@ -229,8 +268,17 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
                     "other ones; analyse the same text with the same tokenizer"
                 )
         common = [name for name in dataset.data_vars if name in other]
-        if any(dataset[name].shape != other[name].shape for name in common):
-            raise InputError("two analyses are compared layer by layer: their layers or heads differ in number")
+        if not any(name != PROOF for name in common):
+            raise InputError(
+                "two analyses are compared measure by measure: they have none in common; ask both for the same"
+            )
+        layers, theirs = dataset["layer"].values.tolist(), other["layer"].values.tolist()
+        # Equal numbers are not enough: arithmetic would silently keep the layers that both have.
+        if layers != theirs or any(dataset[name].shape != other[name].shape for name in common):
+            raise InputError(
+                f"two analyses are compared layer by layer and head by head: layers {layers} against {theirs}, or heads "
+                "differ in number; analyse both with the same layers"
+            )
         subtracted = dataset[common] - other[common]
         subtracted[PROOF] = np.maximum(dataset[PROOF], other[PROOF])
         sites[kind] = subtracted
@@ -254,7 +302,9 @@ def open_analysis(path: str | Path) -> Analysis:
         )
     sites = {}
     for kind, labels in record["tokens"].items():
-        dataset = tree[kind].to_dataset(inherit=False)
+        node = tree[kind]
+        assert isinstance(node, xr.DataTree)
+        dataset = node.to_dataset(inherit=False)
         sites[kind] = dataset.assign_coords(
             {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
         )

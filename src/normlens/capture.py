@@ -15,14 +15,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Place, Site
+from normlens.anatomy.description import Anatomy, Gate, Place, Site
 from normlens.anatomy.examine import run_arguments
+from normlens.anatomy.follow import Product
 from normlens.anatomy.interface import AttentionCall, answering, evaluating
 from normlens.anatomy.textbook import textbook_inputs
 from normlens.anatomy.trace import call_arguments, tensor_at
-from normlens.decompose.attend import attend
+from normlens.anatomy.watch import Watcher
+from normlens.decompose.attend import BLOCK_NUMBERS, attend, attend_diagonal
 from normlens.decompose.block import BlockTensors
+from normlens.decompose.gated import factors, gated_pairs
+from normlens.decompose.heads import repeat_values
 from normlens.decompose.pairs import Needs, Pairs, PairWork
+from normlens.decompose.steps import Shifting, Step
 from normlens.errors import AnatomyError
 from normlens.prepared import Prepared, WeightCache
 
@@ -47,12 +52,19 @@ class _Pending:
     site: Site
     pairs: Pairs | None = None
     values: Tensor | None = None
+    attended: tuple[Tensor, Tensor] | None = None  # weights and output, where the pairs must wait for a gate
+    gate: Tensor | None = None
     tensors: dict[Place, Tensor] = field(default_factory=dict)
 
     def places(self) -> list[Place]:
         site = self.site
-        always = [site.projected, site.residual, site.total, site.x, *site.others]
+        always = [site.projected, site.total, site.x, *site.others, *self.gates()]
+        if site.residual is not None:
+            always.append(site.residual)
         return always if site.normalized is None else [*always, site.normalized]
+
+    def gates(self) -> list[Place]:
+        return [step.place for step in self.site.inner if isinstance(step, Gate)]
 
 
 def capture(
@@ -64,9 +76,11 @@ def capture(
     weights: WeightCache,
 ) -> Any:
     """Run the model once and hand each wanted site to `handle`; returns the model's output."""
-    run = _Run(anatomy, handle, request, weights)
+    for site in request.sites:  # before any hook is set: some projections are asked what they do to unit vectors
+        weights.prepare(site, request.dtype)
+    run = _Run(anatomy, handle, request, weights, _batch_size(inputs))
     with evaluating(model), answering(model, run.attention), ExitStack() as hooks:
-        run.watch(hooks)
+        run.watch(model, hooks)
         output = model(**run_arguments(model, inputs))
     run.finish()
     return output
@@ -76,7 +90,12 @@ class _Run:
     """The state of one forward pass: which sites are open and what each still waits for."""
 
     def __init__(
-        self, anatomy: Anatomy, handle: Callable[[Site, BlockTensors], None], request: Request, weights: WeightCache
+        self,
+        anatomy: Anatomy,
+        handle: Callable[[Site, BlockTensors], None],
+        request: Request,
+        weights: WeightCache,
+        batch: int,
     ) -> None:
         self._anatomy = anatomy
         self._handle = handle
@@ -86,15 +105,23 @@ class _Run:
         self._pending = {i: _Pending(site) for i, site in enumerate(anatomy.sites) if id(site) in chosen}
         self._attentions = 0
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
+        self._inside: dict[Place, list[int]] = defaultdict(list)
         for i, pending in self._pending.items():
             for place in set(pending.places()):
-                self._readers[(place.module, place.side, place.occurrence)].append((i, place))
+                if place.operation is None:
+                    self._readers[(place.module, place.side, place.occurrence)].append((i, place))
+                else:
+                    self._inside[place].append(i)
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
+        self._own = {site.attention for site in anatomy.sites if site.followed}
+        self._watcher = Watcher(self._inside, self._own, batch, self._seen, self._followed)
 
     # ---- what passes a module's boundary -------------------------------------------------------------------------
 
-    def watch(self, hooks: ExitStack) -> None:
-        """Hook the modules at whose boundary something is read."""
+    def watch(self, model: nn.Module, hooks: ExitStack) -> None:
+        """Hook the modules at whose boundary, or inside whose calls, something is read."""
+        if self._watcher.needed:
+            self._watcher.watch(model, hooks)
         for module, side in {(module, side) for module, side, _ in self._readers}:
             if side == "input":
                 handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -115,48 +142,113 @@ class _Run:
             tensor = tensor_at(structure, place.key)
             if tensor is None:
                 raise AnatomyError(f"a tensor is read at the {place}: nothing stood there in this run")
-            self._pending[i].tensors[place] = tensor
+            self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
             self._complete(i)
+
+    def _seen(self, place: Place, tensor: Tensor) -> None:
+        for i in self._inside[place]:
+            if i in self._pending:
+                self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
+                self._complete(i)
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
-    def attention(self, call: AttentionCall) -> Tensor:
-        """Answer one attention; they come in the order in which the anatomy lists them."""
+    def _next(self, module: nn.Module) -> int:
+        """The number of the attention that runs now; they come in the order in which the anatomy lists them."""
         i = self._attentions
         self._attentions += 1
         sites = self._anatomy.sites
-        if i >= len(sites) or call.module is not sites[i].attention:
+        if i >= len(sites) or module is not sites[i].attention:
             raise AnatomyError(
                 f"every run must call attention in the order that was read: call {i + 1} of {self._anatomy.family!r} "
-                f"came from {type(call.module).__name__} instead of {sites[i].path if i < len(sites) else 'nothing'}"
+                f"came from {type(module).__name__} instead of {sites[i].path if i < len(sites) else 'nothing'}"
             )
-        if i not in self._pending:
-            return self._unwatched(sites[i], call)
-        pending = self._pending[i]
-        output, pending.values, pending.pairs = self._watched(sites[i], call)
-        self._complete(i)
-        return output
+        return i
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Answer one attention that came through the interface."""
+        if call.module in self._own:  # what its function does to its output is followed from inside
+            return call.eager()[0]
+        i = self._next(call.module)
+        with self._watcher.paused():
+            if i not in self._pending:
+                return self._unwatched(self._anatomy.sites[i], call)
+            pending = self._pending[i]
+            output = self._watched(pending, call)
+            self._complete(i)
+            return output
+
+    def _followed(self, module: nn.Module, product: Product) -> None:
+        """One attention in the family's own code has run."""
+        i = self._next(module)
+        if i in self._pending:
+            with self._watcher.paused():
+                self._attended(self._pending[i], product.alpha, product.values, product.heads)
+                self._complete(i)
 
     def _unwatched(self, site: Site, call: AttentionCall) -> Tensor:
         inputs = textbook_inputs(call) if site.textbook else None
         return call.eager()[0] if inputs is None else attend(inputs)
 
-    def _watched(self, site: Site, call: AttentionCall) -> tuple[Tensor, Tensor, Pairs]:
-        values = call.value.to(self._request.dtype)
-        batch, _, queries, _ = call.query.shape
-        samples = self._request.sampler(site, batch, queries, call.key.shape[2])
-        prepared = self._prepared(site)
-        work = PairWork(values, queries, prepared.projections, self._request.needs, samples)
-        inputs = textbook_inputs(call) if site.textbook else None
-        if inputs is not None:
+    def _watched(self, pending: _Pending, call: AttentionCall) -> Tensor:
+        site = pending.site
+        inputs = textbook_inputs(call) if site.textbook and not site.inner else None
+        if inputs is None:
+            output, alpha = call.eager()
+            self._attended(pending, alpha, call.value, output)
+            return output
+        pending.values = call.value.to(self._request.dtype)
+        work = self._work(site, pending.values, call.query.shape[2])
+        found = attend_diagonal(inputs) if not self._request.needs.maps and _long(call) else None
+        if found is not None:
+            output, diagonal = found
+            work.take_diagonal(diagonal)
+        else:
             output = attend(inputs, work.feed)
-            return output, values, work.result(output)
-        output, alpha = call.eager()
+        pending.pairs = work.result(output)
+        return output
+
+    def _attended(self, pending: _Pending, alpha: Tensor, values: Tensor, output: Tensor) -> None:
+        """Take the weights as a whole."""
+        pending.values = values.to(self._request.dtype)
+        pending.attended = alpha.to(self._request.dtype), output.to(self._request.dtype)
+        if not pending.site.inner:
+            self._take_pairs(pending)
+
+    def _take_pairs(self, pending: _Pending) -> None:
+        """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
+        assert pending.attended is not None and pending.values is not None
+        site, values = pending.site, pending.values
+        (alpha, output), pending.attended = pending.attended, None
+        by_head = repeat_values(values, alpha.shape[1])
+        if site.inner:
+            found = factors(output, self._inner(pending))
+            alpha, pending.gate = alpha * found.by_query_and_head.transpose(1, 2), found.gate
+        if pending.gate is not None:
+            prepared = self._prepared(site)
+            samples = self._request.sampler(site, alpha.shape[0], alpha.shape[2], alpha.shape[3])
+            pending.pairs = gated_pairs(
+                alpha, by_head, prepared.projections, pending.gate, self._request.needs, samples
+            )
+            return
+        work = self._work(site, values, alpha.shape[2])
         work.feed(alpha, 0)
         # The family's own function may do more than it says: the sum is rebuilt from the weights that it showed.
-        group = alpha.shape[1] // values.shape[1]
-        mixed = alpha.to(values.dtype) @ values.repeat_interleave(group, dim=1)
-        return output, values, work.result(mixed.transpose(1, 2))
+        pending.pairs = work.result((alpha @ by_head).transpose(1, 2))
+
+    def _work(self, site: Site, values: Tensor, queries: int) -> PairWork:
+        samples = self._request.sampler(site, values.shape[0], queries, values.shape[2])
+        return PairWork(values, queries, self._prepared(site).projections, self._request.needs, samples)
+
+    def _inner(self, pending: _Pending) -> list[Step | Tensor]:
+        steps: list[Step | Tensor] = []
+        for described, step in zip(pending.site.inner, self._prepared(pending.site).inner, strict=True):
+            if isinstance(described, Gate):
+                gate = pending.tensors[described.place].to(self._request.dtype)
+                steps.append(gate.transpose(-3, -2) if described.heads_first else gate)
+            elif step is not None:
+                steps.append(step)
+        return steps
 
     def _prepared(self, site: Site) -> Prepared:
         return self._weights.prepare(site, self._request.dtype)
@@ -165,17 +257,30 @@ class _Run:
 
     def _complete(self, i: int) -> None:
         pending = self._pending[i]
-        if pending.pairs is None or any(place not in pending.tensors for place in pending.places()):
+        if pending.values is None or any(place not in pending.tensors for place in pending.places()):
             return
+        if pending.pairs is None:
+            self._take_pairs(pending)
         del self._pending[i]
         self._handle(pending.site, self._block(pending))
 
     def _block(self, pending: _Pending) -> BlockTensors:
         site, prepared = pending.site, self._prepared(pending.site)
         assert pending.pairs is not None and pending.values is not None
-        seen = {place: tensor.to(self._request.dtype) for place, tensor in pending.tensors.items()}
-        residual = seen[site.residual]
+        seen = {
+            place: _by_position(place, tensor.to(self._request.dtype), pending.values.shape[0])
+            for place, tensor in pending.tensors.items()
+        }
         others = [seen[place] for place in site.others]
+        residual = torch.zeros_like(seen[site.projected]) if site.residual is None else seen[site.residual]
+        shift: Tensor | None = None  # a bias on the residual belongs to no input
+        for step in prepared.residual:
+            residual = step.linear(residual)
+            shift = None if shift is None else step.linear(shift)
+            if isinstance(step, Shifting):
+                shift = step.vector if shift is None else shift + step.vector
+        if shift is not None:
+            others.append(shift.expand_as(residual))
         return BlockTensors(
             pairs=pending.pairs,
             values=pending.values,
@@ -183,13 +288,14 @@ class _Run:
             bias=prepared.bias,
             projected=seen[site.projected],
             branch=prepared.branch,
-            residual=residual if site.residual_scale == 1.0 else residual * site.residual_scale,
+            residual=residual,
             others=sum(others[1:], others[0]) if others else None,
             total=seen[site.total],
             norm=prepared.norm,
             normalized=None if site.normalized is None else seen[site.normalized],
             x=seen[site.x],
             self_attends=site.kind != "cross",
+            gate=pending.gate,
         )
 
     def finish(self) -> None:
@@ -200,3 +306,19 @@ class _Run:
                 f"every site must be seen in every run: {pending.site} of {self._anatomy.family!r} was not "
                 f"(missing: {'; '.join(missing) or 'its attention'})"
             )
+
+
+def _batch_size(inputs: Mapping[str, Any]) -> int:
+    return next((int(value.shape[0]) for value in inputs.values() if isinstance(value, Tensor) and value.ndim), 1)
+
+
+def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
+    """What was read at a place, as (batch, position, width)."""
+    if place.sequence_first:
+        return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)
+    return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])
+
+
+def _long(call: AttentionCall) -> bool:
+    """Whether the weights would not fit in one block."""
+    return call.query.shape[0] * call.query.shape[1] * call.query.shape[2] * call.key.shape[2] > BLOCK_NUMBERS

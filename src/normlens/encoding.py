@@ -132,7 +132,9 @@ class Encoder:
         """Token strings and words for bare ids."""
         if self._tokenizer is None:
             return Tokens(tuple(ids), tuple(str(i) for i in ids), tuple(range(len(ids))))
-        strings = tuple(self._tokenizer.convert_ids_to_tokens(list(ids)))
+        # An id may have no token: many models have more embeddings than their tokenizer has entries.
+        found = self._tokenizer.convert_ids_to_tokens(list(ids))
+        strings = tuple(str(i) if token is None else token for i, token in zip(ids, found, strict=True))
         return Tokens(tuple(ids), strings, _words_by_marks(strings, self._specials()))
 
     def _tokens(self, encoding: Any, what: str, truncate: bool, text: Text, pair: Text | None) -> tuple[Tokens, bool]:

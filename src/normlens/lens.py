@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from normlens.analysis import Analysis
-from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
 from normlens.anatomy.interface import evaluating
 from normlens.anatomy.trace import tensors_in
@@ -64,6 +64,8 @@ class Lens:
         self._body = backbone(model)
         self._two_sided = is_encoder_decoder(model)
         self._anatomy: Anatomy | None = None
+        self._read_from: tuple[int, ...] = ()  # the parameters that the anatomy refers to
+        self._hashed: tuple[tuple[tuple[int, int], ...], dict[str, Any]] | None = None
         self._weights = WeightCache()
         self._verified: dict[bool, float] = {}  # padded or not -> difference of the outputs
 
@@ -71,10 +73,17 @@ class Lens:
 
     @property
     def anatomy(self) -> Anatomy:
-        """The model's attention sites and what they are made of, read once."""
-        if self._anatomy is None:
-            self._anatomy = examine(self._body)
+        """The model's attention sites and what they are made of, read once (and anew when parameters were replaced)."""
+        if self._anatomy is None or self._replaced():
+            self._anatomy, self._read_from = examine(self._body), self._parameters()
         return self._anatomy
+
+    def _parameters(self) -> tuple[int, ...]:
+        return tuple(map(id, self._body.parameters()))
+
+    def _replaced(self) -> bool:
+        """Whether the model holds other parameters than when it was read (`load_state_dict(assign=True)`, say)."""
+        return self._read_from != self._parameters()
 
     @property
     def family(self) -> str:
@@ -85,9 +94,13 @@ class Lens:
     def _encoder(self) -> Encoder:
         return Encoder(self.model, self.tokenizer)
 
-    @cached_property
+    @property
     def _identity(self) -> dict[str, Any]:
-        return describe_model(self.model, self._name, self.family)
+        # Keyed by each parameter and its version: a model that is trained further is another model.
+        key = tuple((id(tensor), tensor._version) for tensor in (*self.model.parameters(), *self.model.buffers()))
+        if self._hashed is None or self._hashed[0] != key:
+            self._hashed = key, describe_model(self.model, self._name, self.family)
+        return dict(self._hashed[1])
 
     @property
     def _device(self) -> torch.device:
@@ -188,7 +201,7 @@ class Lens:
 
     def _end_ids(self) -> set[int]:
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        return set(ends) if isinstance(ends, list) else {ends}
+        return set(ends) if isinstance(ends, list) else {ends} if isinstance(ends, int) else set()
 
     def _analyze_encoded(
         self,
@@ -255,7 +268,8 @@ class Lens:
         """One forward pass; each site's proved numbers are handed to `handle` as the site ends."""
         positions = Positions.of(inputs, self._two_sided)
         own = self._own_output(inputs, positions.padded)
-        dtype = next(self._body.parameters()).dtype
+        # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
+        dtype = max(next(self._body.parameters()).dtype, settings.dtype, key=lambda d: torch.finfo(d).eps)
 
         observer = Observer(positions, settings, self.family, dtype)
 
@@ -265,7 +279,7 @@ class Lens:
         request = Request(settings.sites, settings.needs, settings.dtype, observer.sample)
         output = capture(self._body, self.anatomy, inputs, seen, request, self._weights)
         if own is not None:
-            last = "decoder" if self._two_sided else "encoder"
+            last: Kind = "decoder" if self._two_sided else "encoder"
             mask = positions.queries(last)
             captured = _first_output(output)
             real = mask if mask is not None and mask.shape == captured.shape[:2] else torch.ones(captured.shape[:2]) > 0
@@ -275,9 +289,9 @@ class Lens:
     def _read_on(self, inputs: Mapping[str, Any]) -> None:
         """A model without a vocabulary is read on the first row of what it is given."""
         has_ids = "input_ids" in inputs and hasattr(self._body, "config")
-        if self._anatomy is None and not has_ids:
+        if (self._anatomy is None or self._replaced()) and not has_ids:
             first = {name: value[:1] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-            self._anatomy = examine(self._body, first)
+            self._anatomy, self._read_from = examine(self._body, first), self._parameters()
 
     def _own_output(self, inputs: Mapping[str, Any], padded: bool) -> Tensor | None:
         """The model's output with its own attention, once per kind of input."""

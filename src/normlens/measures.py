@@ -57,6 +57,8 @@ def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
 
 
 def _af_norm(block: Block) -> Float[Tensor, "batch head query key"]:
+    if block.tensors.pairs.gated is not None:
+        return block.tensors.pairs.gated
     return _kept(block.tensors.pairs.alpha).abs() * _kept(block.tensors.pairs.lengths).unsqueeze(2)
 
 
@@ -187,7 +189,8 @@ def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
         return torch.full_like(block.tensors.projected[..., 0], 0.5)
     residual = block.residuals[place]
     assert residual is not None, "maps with a residual look at the residual sum or behind it"
-    return residual.norm(dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(residual, dim=-1)
+    return norms
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from normlens.decompose import words as by_word
 from normlens.decompose.block import Block, BlockTensors
 from normlens.errors import InputError
 from normlens.measures import MEASURES, SiteValues, measure
-from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums
+from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values
 from normlens.settings import Settings
 
 
@@ -107,6 +107,9 @@ class Observer:
         query_mask, key_mask = self._masks(site, batch, queries, tensors.values.shape[2])
         subject = Subject(self._family, f"{site.kind} layer {site.layer}", site.path, self._dtype)
         error = prove_sums(block, query_mask, subject)
+        if site.value_map is not None:
+            linear, columns = site.value_map.linear, site.value_map.columns
+            prove_values(tensors.x, tensors.values, linear.matrix(), linear.bias(), columns, key_mask, subject)
         measured = measure(block, self._settings.measures, self._settings.mixing)
         prove_parts(block, measured.values, subject)
         return block, SiteResult(
@@ -148,7 +151,8 @@ def _by_word(block: Block, name: str, settings: Settings, query_words: Tensor, k
     if settings.words == "vectors" and name == "af_norm":
         return by_word.average_queries(by_word.word_weighted_norms(block, key_words), query_words)
     if settings.words == "vectors" and name == "x_norm":
-        return by_word.add_keys(block.tensors.x.transpose(1, 2), key_words).norm(dim=1)
+        lengths: Tensor = torch.linalg.vector_norm(by_word.add_keys(block.tensors.x.transpose(1, 2), key_words), dim=1)
+        return lengths
     if settings.words == "vectors" and found.place is not None:
         parts = by_word.word_part_norms(block, found.place, query_words, key_words)
         return by_word.average_queries(parts, query_words)
@@ -179,6 +183,7 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
             diagonal=last(pairs.diagonal, queries),
             lengths=last(pairs.lengths, keys),
             norms={place: by_pair(norms) for place, norms in pairs.norms.items()},
+            gated=by_pair(pairs.gated),
         ),
         values=tensors.values[row : row + 1][:, :, keys],
         projected=by_query(tensors.projected),
@@ -187,5 +192,6 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
         total=by_query(tensors.total),
         normalized=by_query(tensors.normalized),
         x=tensors.x[row : row + 1, keys],
+        gate=by_query(tensors.gate),
         together=together if tensors.self_attends else None,
     )

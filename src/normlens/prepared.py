@@ -9,12 +9,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Norm, Scale, Site
+from normlens.anatomy.description import Gate, Norm, Scale, Shift, Site
 from normlens.anatomy.description import Step as AnatomyStep
 from normlens.decompose.block import projections_of
+from normlens.decompose.gated import fixed_factor
 from normlens.decompose.heads import Projection, split_heads
 from normlens.decompose.pairs import PlaceName
-from normlens.decompose.steps import Normalizing, Scaling, Step
+from normlens.decompose.steps import Normalizing, Scaling, Shifting, Step
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Prepared:
     bias: Tensor | None
     branch: tuple[Step, ...]
     norm: Step | None
+    inner: tuple[Step | None, ...]  # in front of the projection; None where a gate stands, which is no weight
+    residual: tuple[Step, ...]  # between the residual and the sum
 
 
 class WeightCache:
@@ -36,7 +39,8 @@ class WeightCache:
 
     def prepare(self, site: Site, dtype: torch.dtype) -> Prepared:
         """The site's weights, from the cache where nothing changed."""
-        key = (dtype, site.heads, _steps_key(site), _versions(site.projection.module.parameters()))
+        rows = None if site.rows is None else tuple(site.rows.tolist())
+        key = (dtype, site.heads, rows, _steps_key(site), _versions(site.projection.parameters()))
         kept = self._kept.get(site.projection.module)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -46,10 +50,13 @@ class WeightCache:
 
 
 def _steps_key(site: Site) -> tuple[object, ...]:
-    steps = site.branch if site.norm is None else (*site.branch, site.norm)
     key: list[object] = []
-    for step in steps:
-        if isinstance(step, Norm):
+    for step in (*site.inner, "branch", *site.branch, "residual", *site.residual_steps, "norm", site.norm):
+        if step is None or isinstance(step, str | Gate):
+            key.append(str(type(step)))
+        elif isinstance(step, Shift):
+            key.append(_versions([step.vector]))
+        elif isinstance(step, Norm):
             key.append(
                 (step.centred, step.offset, step.eps, _versions(t for t in (step.weight, step.bias) if t is not None))
             )
@@ -63,16 +70,31 @@ def _versions(tensors: Iterable[Tensor]) -> tuple[object, ...]:
 
 
 def _prepare(site: Site, dtype: torch.dtype) -> Prepared:
-    weight = split_heads(site.projection.matrix().to(dtype), site.heads).contiguous()
+    matrix = site.projection.matrix().to(dtype)
+    if site.rows is not None:
+        matrix = matrix[site.rows.to(matrix.device)]
+    weight = split_heads(matrix, site.heads).contiguous()
+    inner = tuple(None if isinstance(step, Gate) else _step(step, dtype) for step in site.inner)
+    if inner:
+        weight = weight * fixed_factor(inner, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)
     bias = site.projection.bias()
     branch = tuple(_step(step, dtype) for step in site.branch)
     norm = None if site.norm is None else _step(site.norm, dtype)
-    return Prepared(projections_of(weight, branch, norm), None if bias is None else bias.to(dtype), branch, norm)
+    return Prepared(
+        projections_of(weight, branch, norm),
+        None if bias is None else bias.to(dtype),
+        branch,
+        norm,
+        inner,
+        tuple(_step(step, dtype) for step in site.residual_steps),
+    )
 
 
 def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:
     if isinstance(step, Scale):
         return Scaling(step.factor if isinstance(step.factor, float) else step.factor.to(dtype))
+    if isinstance(step, Shift):
+        return Shifting(step.vector.to(dtype))
     gamma, beta = step.gamma(), step.beta()
     return Normalizing(
         gamma=None if gamma is None else gamma.to(dtype),

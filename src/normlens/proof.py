@@ -1,9 +1,11 @@
 """Do the parts rebuild what the model computed?
 
-Three checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
+Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
 *Parts*: a right sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from
-the equations, and summed in float64. *Output*: parts can rebuild a forward pass that is not the user's, so the model's output
-under capture is compared with its output under its own attention (`check_output`, once per kind of input).
+the equations, and summed in float64. *Values*: keys could be mixed up in weights and values alike and no sum would show
+it, so the value vectors of a few keys are computed anew from the vectors that `f` acts on. *Output*: parts can rebuild a
+forward pass that is not the user's, so the model's output under capture is compared with its output under its own
+attention (`check_output`, once per kind of input).
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from torch import Tensor
 
 from normlens.decompose.block import Block
 from normlens.decompose.pairs import PlaceName
-from normlens.decompose.steps import Scaling, Step
+from normlens.decompose.steps import Scaling, Shifting, Step
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
-#: The largest relative error that rounding may explain, by the dtype in which the model computed.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: The largest relative error that rounding may explain, by the dtype in which the model computed. Many families take
+#: softmax and normalization in float32 whatever their dtype (Llama, Gemma, T5), so float64 models are no better than 1e-7.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
+#: Keys whose value vectors are computed anew, per site and batch.
+VALUE_CHECKS = 16
 #: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
 WHOLE_POSITIONS = 256
 
@@ -115,7 +120,7 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     if not wanted:
         return
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
-    heads = explicit_heads(block, batch, key)
+    heads = explicit_heads(block, batch, query, key)
     weights = pairs.sampled_alpha.double()
     for name in wanted:
         computed, place = values[name], MEASURES[name].place
@@ -136,13 +141,40 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
             raise subject.fail(f"{name} of query {int(query[worst])} and key {int(key[worst])}", float(error.max()))
 
 
+def prove_values(
+    x: Float[Tensor, "batch key model"],
+    values: Float[Tensor, "batch kv_head key width"],
+    weight: Float[Tensor, "model columns"],
+    bias: Float[Tensor, " columns"] | None,
+    columns: Int[Tensor, "kv_head width"],
+    key_mask: Bool[Tensor, "batch key"],
+    subject: Subject,
+    seed: int = 0,
+) -> None:
+    """`x_j W_V + b_V` must be the value vector of key `j` itself, for a seeded handful of keys; else an error."""
+    real = key_mask.nonzero()
+    chosen = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))[:VALUE_CHECKS]]
+    batch, key = chosen.to(x.device).unbind(-1)
+    computed = x[batch, key] @ weight.to(x)
+    if bias is not None:
+        computed = computed + bias.to(x)
+    expected = values[batch, :, key].flatten(1)  # one row per chosen key
+    difference = (computed[:, columns.to(x.device).flatten()] - expected).norm(dim=-1)
+    size = expected.norm(dim=-1)
+    error = float((difference / size.clamp_min(1e-3 * float(size.max()) + 1e-30)).max())
+    if not error <= subject.tolerance:
+        raise subject.fail("value vectors by key", error)
+
+
 def explicit_heads(
-    block: Block, batch: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
+    block: Block, batch: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
 ) -> Float[Tensor, "pair head model"]:
-    """`f_h(x_j)` of the sampled keys, head by head."""
+    """`f_h(x_j)` of the sampled keys, head by head; only a gate makes it depend on the query."""
     t = block.tensors
     kv_head = torch.arange(t.heads, device=key.device) // (t.heads // t.values.shape[1])
     values = t.values[batch[:, None], kv_head, key[:, None]]
+    if t.gate is not None:
+        values = values * t.gate[batch, query]
     return torch.einsum("phc,hcd->phd", values, t.projections["attn"].weight).double()
 
 
@@ -155,7 +187,7 @@ def explicit_parts(block: Block, place: PlaceName, parts: Float[Tensor, "pair mo
     y = t.projected[batch, query].double()
     for step in t.branch:
         parts = _explicit_step(step, parts, y)
-        y = _explicit_step(step, y, y) + (0 if isinstance(step, Scaling) or step.beta is None else step.beta.double())
+        y = _explicit_step(step, y, y) + _explicit_shift(step)
     if t.self_attends:
         parts = parts + t.residual[batch, query].double() * (query == key).unsqueeze(-1)
     if place == "ln" and t.norm is not None:
@@ -163,10 +195,18 @@ def explicit_parts(block: Block, place: PlaceName, parts: Float[Tensor, "pair mo
     return parts
 
 
+def _explicit_shift(step: Step) -> Tensor | float:
+    if isinstance(step, Shifting):
+        return step.vector.double()
+    return 0.0 if isinstance(step, Scaling) or step.beta is None else step.beta.double()
+
+
 def _explicit_step(step: Step, part: Tensor, y: Tensor) -> Tensor:
     """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
     if isinstance(step, Scaling):
         return part * step.factor
+    if isinstance(step, Shifting):
+        return part
     if step.centred:
         part, y = part - part.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
     s = (y.square().mean(-1, keepdim=True) + step.eps).sqrt()

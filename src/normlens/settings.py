@@ -47,6 +47,14 @@ class Settings:
     ) -> Settings:
         """Check a request against a model's anatomy; `mixing` adds to the ratios of the maps asked for."""
         names = chosen_measures(measures)
+        gated = next((site for site in anatomy.sites if site.gated), None)
+        if gated is not None and measures is not None and "f_norm" in names:
+            raise InputError(
+                f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
+                f"attention and the output projection ({gated.path}); ask for af_norm instead"
+            )
+        if gated is not None:
+            names = tuple(name for name in names if name != "f_norm")
         ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
         if words is not None and words not in get_args(WordMode):
             raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
@@ -61,7 +69,7 @@ class Settings:
             requested={
                 "measures": list(names),
                 "mixing": [name for name in MAPS if name in ratios],
-                "layers": None if layers is None else sorted(set(layers)),
+                "layers": None if layers is None else sorted({int(layer) for layer in layers}),
                 "words": words,
                 "precision": precision,
             },

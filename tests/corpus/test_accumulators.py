@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from normlens.corpus.exact import Spill, exact_rho
 from normlens.corpus.grid import CONTRIBUTIONS, NORMS, WEIGHTS, Grid, Scale
 from normlens.corpus.histogram import Histogram
 from normlens.corpus.moments import Moments
@@ -275,6 +279,23 @@ def test_pair_counts_are_exact_or_bounded_and_merge(capacity: int) -> None:
     assert abs(rho - stats.spearmanr(x.astype(np.float32), y).statistic) <= bound + 1e-12
     assert (bound == 0.0) == (dropped == 0) == (capacity > 64)
     assert_merges(lambda: PairCounts(capacity), lambda p, c: p.update(*c), data, result)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(0, 10**6), st.integers(2, 400), st.integers(1, 50))
+def test_the_exact_pass_is_exact(kind: str, seed: int, size: int, bucket: int) -> None:
+    x, y = _shapes(kind, np.random.default_rng(seed), size)
+    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        spill = Spill(Path(folder))
+        codes = np.arange(size) % 3
+        for part in np.array_split(np.arange(size), 4):
+            spill.update(x[part], y[part], codes[part])
+        files = sorted(Path(folder).glob("*.pairs"))
+        found = exact_rho(files, Path(folder) / "sorting", bucket)
+    assert found.count == size and found.bound == 0.0
+    assert found.rho == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-12)
 
 
 # ---- samples -----------------------------------------------------------------------------------------------------

@@ -24,17 +24,35 @@ Placement = Literal["post", "pre", "branch"]
 
 
 @dataclass(frozen=True)
+class OperationKey:
+    """One operation inside one call of a module: the `nth` of its name after the call began `segment` others."""
+
+    segment: int
+    name: str
+    nth: int
+
+
+@dataclass(frozen=True)
 class Place:
-    """A tensor that can be read during a run: one argument or output of one call of one module."""
+    """A tensor that can be read during a run: one argument or output of one call of one module.
+
+    Where a value never passes a module's boundary, it is an operand or the result of one `operation` inside the call.
+    """
 
     module: nn.Module
     path: str
     side: Literal["input", "output"]
     key: KeyPath
     occurrence: int
+    operation: OperationKey | None = None
+    sequence_first: bool = False  # (position, batch, width) instead of (batch, position, width)
+    changes: bool = False  # written into afterwards, so that it must be copied when it is read
 
     def __str__(self) -> str:
-        return f"{self.side} {'.'.join(map(str, self.key)) or '(whole)'} of {self.path}"
+        what = f"{self.side} {'.'.join(map(str, self.key)) or '(whole)'}"
+        if self.operation is not None:
+            what += f" of operation {self.operation.name} {self.operation.segment}.{self.operation.nth}"
+        return f"{what} of {self.path}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,8 @@ class LinearMap:
         if type(self.module) is nn.Linear:
             return self.module.weight.detach().T
         if isinstance(self.module, Conv1D):
-            return self.module.weight.detach()
+            weight: Tensor = self.module.weight.detach()
+            return weight
         return self._asked()[0]
 
     def bias(self) -> Float[Tensor, " output"] | None:
@@ -65,14 +84,57 @@ class LinearMap:
             return None if bias is None else bias.detach()
         return self._asked()[1]
 
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The tensors that decide what the map does."""
+        return tuple(self.module.parameters())
+
     def _asked(self) -> tuple[Tensor, Tensor]:
         # A wrapped projection keeps its weights in its own way; what it does to the unit vectors is its matrix.
         weight = next(self.module.parameters())
-        width = self.module.in_features
+        width = int(self.module.in_features)  # type: ignore[arg-type]
         units = torch.eye(width, dtype=weight.dtype, device=weight.device)
         with torch.no_grad():
             bias = self.module(units.new_zeros(1, width))[0]
             return self.module(units) - bias, bias
+
+
+#: Layouts that depend on how a tensor lies in memory: a reshape gives the same numbers without asking.
+_RESHAPES = {"view": "reshape", "_unsafe_view": "reshape", "_reshape_alias": "reshape"}
+
+
+@dataclass(frozen=True)
+class ParameterMap:
+    """An affine map that no module of its own does: a product with a parameter in the middle of a model's code."""
+
+    module: nn.Module  # in whose code the product stands
+    weight: Tensor
+    shift: Tensor | None
+    steps: tuple[tuple[str, tuple[object, ...]], ...]  # the operations that lay the weight out as (input, output)
+    path: str
+
+    @cached_property
+    def width(self) -> tuple[int, int]:
+        """The widths of input and output."""
+        weight = self.matrix()
+        return weight.shape[0], weight.shape[1]
+
+    def matrix(self) -> Float[Tensor, "input output"]:
+        """`W`, so that the map is `x @ W + b`."""
+        weight = self.weight.detach()
+        for name, arguments in self.steps:
+            weight = getattr(torch.ops.aten, _RESHAPES.get(name, name))(weight, *arguments)
+        return weight.reshape(weight.shape[-2], weight.shape[-1])
+
+    def bias(self) -> Float[Tensor, " output"] | None:
+        """`b`, or None where the map has none."""
+        return None if self.shift is None else self.shift.detach()
+
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The tensors that decide what the map does."""
+        return (self.weight,) if self.shift is None else (self.weight, self.shift)
+
+
+AffineMap = LinearMap | ParameterMap
 
 
 @dataclass(frozen=True)
@@ -103,14 +165,34 @@ class Scale:
     factor: float | Tensor
 
 
-Step = Norm | Scale
+@dataclass(frozen=True)
+class Shift:
+    """A vector that is added on the branch, a bias beside `b_O`."""
+
+    vector: Tensor
+
+
+Step = Norm | Scale | Shift
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Numbers that multiply the heads' outputs on their way to the output projection, computed from the input."""
+
+    place: Place
+    path: str
+    heads_first: bool  # (batch, head, query, …) instead of (batch, query, head, …)
+    by_coordinate: bool  # one number per coordinate; otherwise one per query and head, which joins the weights
+
+
+InnerStep = Norm | Scale | Gate
 
 
 @dataclass(frozen=True)
 class ValueMap:
     """The affine map from `x` to the value vectors: columns of what one module computes."""
 
-    linear: LinearMap
+    linear: AffineMap
     columns: Int[Tensor, "kv_head value_width"]
 
 
@@ -126,17 +208,20 @@ class Site:
     kv_heads: int
     value_width: int
     textbook: bool  # the attention is the plain one, which may be computed block by block
-    projection: LinearMap
+    inner: tuple[InnerStep, ...]  # between attention and the output projection
+    projection: AffineMap
+    rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
     projected: Place  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum
-    residual: Place
-    residual_scale: float
+    residual: Place | None  # None where the attention output joins nothing (Zamba): the residual is zero
+    residual_steps: tuple[Step, ...]  # between the residual and the sum
     others: tuple[Place, ...]  # branches added beside attention (a parallel MLP): they belong to no part
     total: Place  # the residual sum
     norm: Norm | None  # the normalization that follows the sum
     normalized: Place | None
     x: Place  # the vectors that f acts on
     value_map: ValueMap | None  # None where the values are no affine function of x
+    followed: bool = False  # attention in the family's own code, met by following the data
 
     @property
     def placement(self) -> Placement:
@@ -144,6 +229,11 @@ class Site:
         if self.norm is not None:
             return "post"
         return "branch" if any(isinstance(step, Norm) for step in self.branch) else "pre"
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate makes `f` depend on the query, so that it has no norm of its own."""
+        return any(isinstance(step, Gate) and step.by_coordinate for step in self.inner)
 
     @property
     def width(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
@@ -39,7 +40,10 @@ class AttentionCall:
 
     def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
         """Output and weights by the family's own eager function: masks, caps, sinks and biases are what it makes them."""
-        return own_eager(self.module)(self.module, self.query, self.key, self.value, self.mask, **self.options)
+        mask, indices = self.mask, self.options.get("indices")
+        if indices is not None:
+            mask = _only(indices, mask, self.query, self.key)
+        return own_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
 
 #: Answers a call with the attention output (batch query head value_width).
@@ -70,6 +74,20 @@ def _probe(
     return (call.eager()[0] if handler is None else handler(call)), None
 
 
+def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """A mask that lets each query see the chosen keys alone.
+
+    Sparse families (DeepSeek V3.2, GLM MoE DSA) mask by themselves for `eager` and `sdpa`; any other implementation is
+    handed the chosen keys, which an eager function ignores.
+    """
+    chosen = torch.zeros(query.shape[0], query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    chosen = chosen.scatter(-1, indices.long(), True).unsqueeze(1)  # batch 1 query key
+    lowest = torch.finfo(query.dtype).min
+    if mask is None:
+        return torch.zeros_like(chosen, dtype=query.dtype).masked_fill(~chosen, lowest)
+    return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, lowest)
+
+
 def _register() -> None:
     AttentionInterface.register(IMPLEMENTATION, _probe)
     # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
@@ -97,17 +115,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
-    """Give every attention that the model runs inside the block to a handler; all is put back afterwards."""
+    """Give every attention that the model runs inside the block to a handler; all is put back afterwards.
+
+    Attention that goes another way (a family's own code, plain PyTorch) is at least not fused inside the block, so that
+    `normlens.anatomy.follow` can see its softmax.
+    """
     _register()
     tops = _outermost_pretrained(model)
     submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
     token = _handler.set(handler)
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         for top in tops:
             top.set_attn_implementation(IMPLEMENTATION)
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         _handler.reset(token)
         for config, implementation in before.values():
             # The attribute behind the property: the property itself would overwrite the sub-configurations too.

@@ -7,12 +7,14 @@ a few vectors; the reconstruction proof then confirms it on the user's own data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.description import Norm
+from normlens.anatomy.graph import Graph
+from normlens.anatomy.trace import Call
 
 _EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 #: How far a reading may be from what the module does, in units of the dtype's resolution.
@@ -28,22 +30,46 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
     dtype = like.dtype if like is not None else torch.get_default_dtype()
     device = like.device if like is not None else torch.device("cpu")
     generator = torch.Generator().manual_seed(0)
-    samples = (torch.randn(4, width, generator=generator) * 3 + 1).to(device, dtype)
+    samples = (torch.randn(1, 4, width, generator=generator) * 3 + 1).to(device, dtype)
     with torch.no_grad():
         try:
-            observed = module(samples)
-            shift = module(torch.zeros_like(samples))[0]
-        except (TypeError, RuntimeError, ValueError):
+            observed, shift = _first(module(samples)), _first(module(torch.zeros_like(samples)))[0, 0]
+        except Exception:
             return None  # it takes something else than one tensor of vectors: no normalization
-    if not isinstance(observed, Tensor) or observed.shape != samples.shape:
+    if observed.shape != samples.shape:
         return None
     eps = _eps(module)
-    tolerance = _RESOLUTIONS * torch.finfo(dtype).eps * float(observed.abs().max())
+    # A float64 model may still normalize in float32 (Gemma 2 does).
+    resolution = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    tolerance = _RESOLUTIONS * resolution * float(observed.abs().max())
     for candidate in _candidates(module, path, own, shift, eps):
         predicted = normalize(samples.double(), candidate)
         if float((predicted - observed.double()).abs().max()) <= tolerance:
             return candidate
     return None
+
+
+def _first(output: object) -> Tensor:
+    """What a module gives, or the first of what it gives (a quantizing one gives a scale beside it)."""
+    found = output[0] if isinstance(output, tuple) else output
+    if not isinstance(found, Tensor):
+        raise TypeError("a normalization gives a tensor")
+    return found
+
+
+def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple[Call, Norm]]:
+    """The normalizations that take this value after the attention ended, outermost calls first."""
+    found: list[tuple[Call, Norm]] = []
+    for index in graph.trace.taken_by[value]:
+        call = graph.trace.calls[index]
+        alone = len(call.inputs) == 1 and len(call.outputs) == 1 and call.start >= graph.event.end
+        if not alone or call.outputs[0][1] == value or any(outer.index in call.parents for outer, _ in found):
+            continue
+        width = graph.trace.tensors[value].shape[-1]
+        norm = read_norm(call.module, call.path, width) if width in widths else None
+        if norm is not None:
+            found.append((call, norm))
+    return found
 
 
 def normalize(y: Tensor, norm: Norm) -> Tensor:
@@ -69,7 +95,7 @@ def _candidates(
 ) -> Iterator[Norm]:
     # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
     bias = next((p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach(), shift)), None)
-    scales = [parameter for parameter in parameters.values() if parameter is not bias]
+    scales: list[nn.Parameter | None] = [parameter for parameter in parameters.values() if parameter is not bias]
     named_bias = parameters.get("bias")
     if bias is None and named_bias is not None and len(parameters) == 2:
         bias, scales = named_bias, [parameter for parameter in scales if parameter is not named_bias]

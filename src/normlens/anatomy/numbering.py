@@ -16,9 +16,9 @@ from normlens.anatomy.description import Kind
 from normlens.anatomy.trace import AttentionEvent, Trace
 
 
-def kind_of(trace: Trace, event: AttentionEvent) -> Kind:
+def kind_of(event: AttentionEvent) -> Kind:
     """The kind of one attention."""
-    alpha = trace.tensors[event.alpha]
+    alpha = event.alpha
     if alpha.shape[-2] != alpha.shape[-1]:
         return "cross"
     return "decoder" if not alpha.triu(1).any() else "encoder"

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from normlens.anatomy.follow import Follower, Product
 
 #: Where a tensor stands in the arguments or in the output of a module call, such as ("args", 0) or ("last", 1).
 KeyPath = tuple[Any, ...]
@@ -30,6 +32,9 @@ class Operation:
     operands: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    scope: int  # the innermost open call, -1 outside of all
+    segment: int  # how many calls that scope had begun before
+    nth: int  # how many operations of this name came before in the same segment
 
 
 @dataclass
@@ -60,14 +65,16 @@ class AttentionEvent:
 
     module: nn.Module
     path: str
-    query: int
-    key: int
     value: int
-    alpha: int
-    output: int  # batch query head width
-    textbook: bool  # whether `normlens.decompose.attend` computes the same
+    output: int
+    alpha: Tensor  # batch head query key
+    values: Tensor  # batch kv_head key width
+    heads: Tensor  # batch query head width
+    begin: int  # number of operations before this attention
     end: int  # number of operations up to and with this attention
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
+    textbook: bool  # whether `normlens.decompose.attend` computes the same
+    followed: bool  # met by following the data, not through the attention interface
 
 
 @dataclass
@@ -77,6 +84,9 @@ class Trace:
     operations: list[Operation] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     attentions: list[AttentionEvent] = field(default_factory=list)
+    products: int = 0  # of attention weights and values, wherever they were made
+    lost: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # softmaxes that met no values
+    changed: set[int] = field(default_factory=set)  # storages that some operation wrote into
     tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
     producer: dict[int, int] = field(default_factory=dict)  # value -> operation
     consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> operations
@@ -126,12 +136,18 @@ def call_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
 class Recorder(TorchDispatchMode):
     """Records operations and module calls into a `Trace`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, batch: int = 1) -> None:
         super().__init__()
         self.trace = Trace()
         self._paths = {module: path for path, module in model.named_modules()}
         self._numbers: dict[int, int] = {}
         self._open: list[int] = []
+        self._segments: dict[int, int] = defaultdict(int)
+        self._counts: dict[tuple[int, int, str], int] = defaultdict(int)
+        self._follower = Follower(batch)
+        self._begin: int | None = None
+        self._softmaxes: dict[int, str] = {}
+        self._inside: list[tuple[Product, int]] = []  # products inside the attention that is running
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
 
     def number(self, tensor: Tensor) -> int:
@@ -155,19 +171,55 @@ class Recorder(TorchDispatchMode):
         index = len(self.trace.operations)
         changes = func._schema.is_mutable
         outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
-        self.trace.operations.append(
-            Operation(index, func.overloadpacket._qualified_op_name, operands, inputs, outputs)
-        )
+        name = func.overloadpacket._qualified_op_name
+        scope = self._open[-1] if self._open else -1
+        segment = self._segments[scope]
+        nth = self._counts[scope, segment, name]
+        self._counts[scope, segment, name] += 1
+        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, segment, nth))
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:
             if value not in inputs:
                 self.trace.producer.setdefault(value, index)
+        if changes:
+            self.trace.changed.update(_storage(t) for _, t in tensors_in((args, kwargs)) if _is_changed(func, t, args))
+        waiting = len(self._follower.waiting)
+        product = self._follower.see(name, args, result)
+        if len(self._follower.waiting) > waiting:
+            self._softmaxes[id(result)] = self.trace.calls[scope].path if scope >= 0 else "?"
+        if product is not None:
+            self.trace.products += 1
+            if self._begin is None:
+                self._note(product, index)
+            else:
+                self._inside.append((product, index))
         return result
+
+    def _note(self, product: Product, index: int) -> None:
+        """An attention that the model's own code did, outside of the attention interface."""
+        call = self.trace.calls[self._open[-1]]
+        self.trace.attentions.append(
+            AttentionEvent(
+                call.module,
+                call.path,
+                self.number(product.value),
+                self.number(product.product),
+                product.alpha,
+                product.values,
+                product.heads,
+                index,
+                index + 1,
+                tuple(self._open),
+                textbook=False,
+                followed=True,
+            )
+        )
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         inputs = tuple((path, self.number(t)) for path, t in tensors_in(call_arguments(args, kwargs)))
         index = len(self.trace.calls)
+        self._segments[self._open[-1] if self._open else -1] += 1
         call = Call(
             index,
             self._paths.get(module, "?"),
@@ -190,25 +242,39 @@ class Recorder(TorchDispatchMode):
         for _, value in call.outputs:
             self.trace.given_by[value].append(call.index)
 
-    def attention(
-        self, module: nn.Module, inputs: tuple[Tensor, Tensor, Tensor], alpha: Tensor, output: Tensor, textbook: bool
-    ) -> None:
-        """Note one attention that has just run."""
-        query, key, value = (self.number(tensor) for tensor in inputs)
+    def before_attention(self) -> None:
+        """An attention through the interface begins: what it does inside is its own affair."""
+        self._begin = len(self.trace.operations)
+        self._inside.clear()
+
+    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor, textbook: bool) -> None:
+        """Note one attention that has just run through the interface."""
+        assert self._begin is not None, "every attention begins before it ends"
+        begin, self._begin = self._begin, None
+        if len(self._inside) == 1 and not _is_product(alpha, value, output):
+            # The family's function does more to its output than to multiply: follow it from the product itself.
+            self._note(*self._inside[0])
+            return
         self.trace.attentions.append(
             AttentionEvent(
                 module,
                 self._paths.get(module, "?"),
-                query,
-                key,
-                value,
-                self.number(alpha),
+                self.number(value),
                 self.number(output),
-                textbook,
+                alpha,
+                value,
+                output,
+                begin,
                 len(self.trace.operations),
                 tuple(self._open),
+                textbook=textbook,
+                followed=False,
             )
         )
+
+    def lost(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Softmaxes that look like attention but met no values: where, and their shape."""
+        return [(self._softmaxes[key], tuple(weights.shape)) for key, weights in self._follower.waiting.items()]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -223,3 +289,27 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_changed(func: Any, tensor: Tensor, args: Any) -> bool:
+    """Whether this operation writes into the tensor: by convention, in-place operations write into the first one."""
+    return bool(args) and tensor is args[0]
+
+
+def _is_product(alpha: Tensor, value: Tensor, output: Tensor) -> bool:
+    """Whether the output is the weights times the values and nothing else."""
+    if alpha.ndim != 4 or value.ndim != 4 or alpha.shape[1] % value.shape[1]:
+        return False
+    if value.shape[2] != alpha.shape[3]:
+        return False
+    with _disable_current_modes():  # what is computed here is no part of the model's pass
+        repeated = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+        expected = (alpha.double() @ repeated.double()).transpose(1, 2)
+        if expected.shape != output.shape:
+            return False
+        tolerance = 64 * torch.finfo(output.dtype).eps * float(expected.abs().max())
+        return float((expected - output.double()).abs().max()) <= tolerance

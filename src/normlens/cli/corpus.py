@@ -31,7 +31,7 @@ def corpus(
     model: ModelOption = None,
     gguf_file: GgufOption = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False,
-    max_length: Annotated[int, typer.Option(help="Tokens per sequence at most; longer ones are cut.")] = 128,
+    max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None,
     mask: Annotated[float, typer.Option(help="Share of the tokens to mask; the 2021 paper masks 0.12.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None,
@@ -58,7 +58,10 @@ def corpus(
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes (local) or actors (ray).")] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass; never changes the numbers.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Sequences counted at once; never changes the numbers.")] = 8,
+    together: Annotated[
+        bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping what --out holds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,6 +98,7 @@ def corpus(
             workers=workers,
             address=address,
             batch_size=batch_size,
+            together=together,
             fresh=fresh,
             progress=progress,
         )

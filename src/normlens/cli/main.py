@@ -13,9 +13,13 @@ from normlens.errors import NormlensError
 COMMANDS = {
     "analyze": "analyze",
     "info": "info",
+    "families": "families",
     "corpus": "corpus",
     "reproduce": "reproduce",
     "compare": "compare",
+    "view": "view",
+    "align": "align",
+    "aer": "aer",
 }
 
 

@@ -32,7 +32,7 @@ def corpus_statistics(
     out: str | Path,
     *,
     pairs: bool = False,
-    max_length: int = 128,
+    max_length: int | None = None,
     mask: float = 0.0,
     seed: int = 0,
     limit: int | None = None,
@@ -58,6 +58,7 @@ def corpus_statistics(
     address: str | None = None,
     batch_size: int = 8,
     precision: Precision = "float32",
+    together: bool = False,
     fresh: bool = False,
     save_every: float = 30.0,
     progress: Callable[[Progress], None] | None = None,
@@ -66,16 +67,18 @@ def corpus_statistics(
 
     The same call resumes what an earlier one left unfinished. `covariates` gives each token id a number: an array over
     the vocabulary (NaN: leave the token out), a file of frequency ranks, or "corpus" to rank by the corpus' own counts.
+    The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus; `together=True`
+    sends a batch through the model at once, for a GPU, and gives that up in the last digits of float32.
+    Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
     """
     if lens.tokenizer is None:
         raise InputError("a corpus needs a tokenizer: this lens has none; pass Lens(model, tokenizer)")
     folder = Path(out)
     sources = [source] if isinstance(source, str | Path) else list(source)
     paths = tuple(_spooled(folder, fresh) if str(name) == "-" else Path(name) for name in sources)
-    _check_length(lens, max_length)
     corpus = Corpus(
         sources=paths,
-        recipe=Recipe(pairs, max_length, mask, seed),
+        recipe=Recipe(pairs, _length(lens, max_length), mask, seed),
         columns=Columns(text_column, pair_column, tag_column),
         format=format,
         skip=skip,
@@ -105,6 +108,7 @@ def corpus_statistics(
         batch_size=batch_size,
         per_token=per_token,
         precision=precision,
+        together=together,
         fresh=fresh,
         save_every=save_every,
         exact=exact,
@@ -136,14 +140,16 @@ def _covariates(lens: Lens, corpus: Corpus, categories: Categories, given: Mappi
     return found
 
 
-def _check_length(lens: Lens, max_length: int) -> None:
+def _length(lens: Lens, wanted: int | None) -> int:
+    """The longest sequence: 128 tokens as in the papers where nothing else is asked for, less where the model ends."""
     limits = [
         getattr(getattr(lens.model, "config", None), "max_position_embeddings", None),
         getattr(lens.tokenizer, "model_max_length", None),
     ]
-    limit = min((int(number) for number in limits if isinstance(number, int) and number > 0), default=max_length)
-    if max_length > limit:
-        raise InputError(f"max_length must not exceed what the model takes: {max_length} is more than {limit}")
+    limit = min((int(number) for number in limits if isinstance(number, int) and number > 0), default=wanted or 128)
+    if wanted is not None and wanted > limit:
+        raise InputError(f"max_length must not exceed what the model takes: {wanted} is more than {limit}")
+    return min(128, limit) if wanted is None else wanted
 
 
 def _tuple(values: Sequence[Any] | None) -> tuple[Any, ...] | None:

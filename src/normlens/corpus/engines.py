@@ -33,11 +33,22 @@ class Task:
     batch_size: int
     per_token: bool
     precision: Precision = "float32"
+    together: bool = False
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """Everything but the model, in the order of the fields."""
+        return self.plan, self.batch_size, self.per_token, self.precision, self.together
 
     def worker(self) -> Worker:
         """A worker in this process."""
         return Worker(
-            self.lens, self.plan, batch_size=self.batch_size, per_token=self.per_token, precision=self.precision
+            self.lens,
+            self.plan,
+            batch_size=self.batch_size,
+            per_token=self.per_token,
+            precision=self.precision,
+            together=self.together,
         )
 
 
@@ -107,9 +118,8 @@ class Pool:
         context = torch.multiprocessing.get_context("spawn")
         lens = task.lens
         model = (lens.model, lens.tokenizer)
-        settings = (task.plan, task.batch_size, task.per_token, task.precision)
         return ProcessPoolExecutor(
-            self.workers, mp_context=context, initializer=_start_worker, initargs=(model, settings, threads)
+            self.workers, mp_context=context, initializer=_start_worker, initargs=(model, task.settings, threads)
         )
 
 

@@ -99,7 +99,7 @@ def _portable(task: Task) -> dict[str, Any]:
     return {
         "model": task.lens.model,
         "tokenizer": task.lens.tokenizer,
-        "settings": (task.plan, task.batch_size, task.per_token, task.precision),
+        "settings": task.settings,
     }
 
 

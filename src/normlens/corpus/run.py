@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +23,13 @@ from normlens.corpus.batches import Item
 from normlens.corpus.categories import Categories
 from normlens.corpus.checkpoint import Checkpoint, read_checkpoint
 from normlens.corpus.engines import Engine, InProcess, Task
+from normlens.corpus.exact import SpillTally
 from normlens.corpus.files import file_hash, write_json, write_whole
-from normlens.corpus.plan import Plan
+from normlens.corpus.plan import MIXING, Plan
 from normlens.corpus.result import MANIFEST, CorpusResult, open_corpus
 from normlens.corpus.sequences import Recipe, build
 from normlens.corpus.sources import Columns, Flaw, Record, format_of, read
-from normlens.corpus.tables import named, tables_of
+from normlens.corpus.tables import named, tables_of, unions
 from normlens.corpus.tally import Tally
 from normlens.corpus.worker import Done, Unit
 from normlens.errors import InputError
@@ -59,6 +61,9 @@ class Corpus:
     def __post_init__(self) -> None:
         if not self.sources:
             raise InputError("a corpus needs at least one source: none was given")
+        for source in self.sources:
+            if not source.exists():
+                raise InputError(f"a source must exist: there is no {str(source)!r}; check the path")
         if self.on_error not in ("stop", "skip"):
             raise InputError(f"on_error must be stop or skip: got {self.on_error!r}")
         if self.limit is not None and self.limit < 1:
@@ -140,6 +145,7 @@ def run_corpus(
     batch_size: int = 8,
     per_token: bool = False,
     precision: Precision = "float32",
+    together: bool = False,
     fresh: bool = False,
     save_every: float = 30.0,
     exact: bool = False,
@@ -152,7 +158,7 @@ def run_corpus(
     if lens.tokenizer is None:
         raise InputError("a corpus needs a tokenizer: this lens has none; pass Lens(model, tokenizer)")
     inputs = [{"path": str(source), "sha256": file_hash(source)} for source in corpus.sources]
-    identity = _identity(lens, corpus, categories, plan, inputs, per_token, precision)
+    identity = _identity(lens, corpus, categories, plan, inputs, per_token, precision, together)
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
     if fresh:
         _clear(out)
@@ -164,7 +170,7 @@ def run_corpus(
     before = tally.sequences
     units = _units(corpus.items(lens.tokenizer, categories, log))
     vocabulary = _vocabulary(lens.tokenizer)
-    task = Task(lens, plan, batch_size, per_token, precision)
+    task = Task(lens, plan, batch_size, per_token, precision, together)
     done_units = saved.units
 
     def save() -> None:
@@ -185,6 +191,9 @@ def run_corpus(
     seconds = time.monotonic() - start
     tables = tables_of(tally, vocabulary)
     save()
+    if exact:
+        items = corpus.items(lens.tokenizer, categories, Log())
+        tables["correlations"] = settle(tables["correlations"], task, items, out)
     for name, table in tables.items():
         write_table(out / f"{name}.parquet", table)
     rate = (tally.sequences - before) / seconds
@@ -206,6 +215,40 @@ def run_corpus(
     })  # fmt: skip
     (out / checkpoint.NAME).unlink(missing_ok=True)
     return open_corpus(out)
+
+
+def settle(correlations: pd.DataFrame, task: Task, items: Iterable[Item], out: Path) -> pd.DataFrame:
+    """The correlations with every flagged rho replaced by the exact one, from a second pass over the corpus."""
+    wide = correlations[correlations["flagged"].astype(bool)]
+    if wide.empty:
+        return correlations
+    pairs = tuple({(row["x"], row["y"]): None for row in wide[wide["over"] == "pairs"].to_dict("records")})
+    names = {name for row in wide.to_dict("records") for name in (row["x"], row["y"])}
+    plan = dataclasses.replace(
+        task.plan,
+        measures=tuple(name for name in task.plan.measures if name in names | {"alpha", "f_norm"}),
+        mixing=tuple(name for name in task.plan.mixing if MIXING + name in names),
+        histograms=(),
+        relative=(),
+        correlate=pairs,
+        sample=1,
+        covariates={name: values for name, values in task.plan.covariates.items() if name in names},
+    )
+    with tempfile.TemporaryDirectory(dir=out, prefix="exact-") as folder:
+        spilled = SpillTally(plan, Path(folder))
+        worker = dataclasses.replace(task, plan=plan, per_token=False).worker()
+        for unit in _units(items):
+            worker.count(spilled, unit.items)
+        settled = correlations.copy()
+        codes = unions(plan.categories)
+        for index, row in wide.iterrows():
+            try:
+                rho = spilled.spills[row["site"], row["x"], row["y"]].result(codes[row["category"]])
+            except InputError:  # seen exactly, one side is constant: there is no correlation to report
+                settled = settled.drop(index=index)
+                continue
+            settled.loc[index, ["value", "bound", "flagged"]] = [rho.rho, rho.bound, False]
+    return settled.reset_index(drop=True)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
@@ -247,6 +290,7 @@ def _identity(
     inputs: Sequence[dict[str, str]],
     per_token: bool,
     precision: Precision,
+    together: bool,
 ) -> dict[str, Any]:
     """What decides the numbers, and nothing that does not."""
     counted = dataclasses.asdict(plan)
@@ -268,6 +312,7 @@ def _identity(
         "plan": counted,
         "per_token": per_token,
         "precision": precision,
+        "together": together,
         "unit": UNIT,
     }
 

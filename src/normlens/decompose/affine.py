@@ -42,7 +42,8 @@ def singular_values(
     wide[:width, :-1] = output_weight.double()
     wide[-1, -1] = 1
     left, right = torch.linalg.qr(tall).R, torch.linalg.qr(wide.T).R
-    return torch.linalg.svdvals(left @ right.T)
+    values: Tensor = torch.linalg.svdvals(left @ right.T)
+    return values
 
 
 def expansion_rate(

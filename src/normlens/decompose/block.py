@@ -54,6 +54,8 @@ class BlockTensors:
     self_attends: bool  # False for cross-attention, where no key is the query
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None
+    #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gated`.
+    gate: Float[Tensor, "batch query head width"] | None = None
 
     @property
     def heads(self) -> int:
@@ -121,7 +123,9 @@ class Block:
         return self.project(diagonal * self.values_by_head.transpose(1, 2))
 
     def project(self, by_head: Float[Tensor, "batch query head width"]) -> Float[Tensor, "batch query model"]:
-        """Vectors by head, carried through `W_O` and added."""
+        """Vectors by head, carried through the gate, where there is one, and `W_O`, and added."""
+        if self.tensors.gate is not None:
+            by_head = by_head * self.tensors.gate
         return by_head.flatten(2) @ self.tensors.projections["attn"].weight.flatten(0, 1)
 
     def rebuilt(

@@ -32,7 +32,8 @@ Gram = Float[Tensor, "batch head head key"]
 
 def split_heads(weight: Float[Tensor, "heads_width model"], heads: int) -> Float[Tensor, "head width model"]:
     """Each head's own rows of the output projection."""
-    return weight.unflatten(0, (heads, -1))
+    by_head: Tensor = weight.unflatten(0, (heads, -1))
+    return by_head
 
 
 def repeat_values(
@@ -87,6 +88,19 @@ def head_grams(
                 left = (by_head[h // group] @ product).view(-1, h + 1, width)
                 out[start : start + GRAM_ROWS, h, : h + 1] = torch.linalg.vecdot(left, block[:, : h + 1])
     return lower.view(-1, batch, keys, heads, heads).permute(0, 1, 3, 4, 2).contiguous()
+
+
+def vector_lengths(
+    values: Float[Tensor, "batch kv_head key width"], projection: Projection
+) -> Float[Tensor, "batch head key"]:
+    """`‖f_h(x_j)‖` alone: the diagonal blocks `W_h W_h^T` are enough, and cost next to nothing."""
+    width = values.shape[-1]
+    group = projection.weight.shape[0] // values.shape[1]
+    lengths = []
+    for h, product in enumerate(projection.products):
+        own = values[:, h // group]
+        lengths.append(torch.linalg.vecdot(own @ product[:, h * width :], own))
+    return torch.stack(lengths, dim=1).clamp_min(0).sqrt()
 
 
 def vector_norms(grams: Float[Tensor, "*any head head key"]) -> Float[Tensor, "*any head key"]:

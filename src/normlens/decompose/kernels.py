@@ -43,10 +43,10 @@ def _compiled() -> SimpleNamespace:
     import numba
     import numpy as np
 
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
     parallel = numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
 
-    @parallel  # type: ignore[untyped-decorator]
+    @parallel
     def quadratic(alpha: Any, grams: Any, lengths: Any, cancellation: float, start: int, norms: Any, lost: Any) -> None:
         """See `heads.summed_norms`: the norms of queries from `start` on; lost pairs become negative and are counted."""
         batch, heads, queries, keys = alpha.shape
@@ -77,7 +77,7 @@ def _compiled() -> SimpleNamespace:
                     out[j] = -1.0 if bad else np.sqrt(total[j])
             lost[b, i] = missing
 
-    @parallel  # type: ignore[untyped-decorator]
+    @parallel
     def vectors(
         summed: Any,
         bias: Any,

@@ -14,7 +14,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_norms
+from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_lengths, vector_norms
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -50,6 +50,7 @@ class Pairs:
     norms: Mapping[PlaceName, Float[Tensor, "batch query key"]]
     samples: Int[Tensor, "pair 3"]  # batch, query, key
     sampled_alpha: Float[Tensor, "pair head"]
+    gated: Float[Tensor, "batch head query key"] | None = None  # ‖alpha f(x)‖ where a gate makes f depend on the query
 
 
 class PairWork:
@@ -105,6 +106,14 @@ class PairWork:
             if start <= query < stop and key < keys:
                 self._sampled[n] = alpha[batch, :, query - start, key]
 
+    def take_diagonal(self, diagonal: Float[Tensor, "batch head query"]) -> None:
+        """Take each position's weight on itself where no pair is wanted; every row of textbook attention sums to 1."""
+        assert not self.needs.maps, "maps need the weights"
+        if self._diagonal is not None:
+            self._diagonal.copy_(diagonal)
+        if self._totals is not None:
+            self._totals.fill_(1)
+
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> Pairs:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
         return Pairs(
@@ -124,7 +133,7 @@ class PairWork:
         attention = self._projections["attn"]
         if attention in self._mapped:
             return self._lengths[self._mapped.index(attention)]
-        return vector_norms(head_grams(self.values, [attention])[0])
+        return vector_lengths(self.values, attention)
 
 
 def _distinct(projections: list[Projection]) -> list[Projection]:

@@ -45,7 +45,18 @@ class Scaling:
         return vectors * self.factor
 
 
-Step = Normalizing | Scaling
+@dataclass(frozen=True, eq=False)  # compared by identity: tensors have no cheap equality
+class Shifting:
+    """Addition of a constant vector: a bias, which belongs to no input."""
+
+    vector: Float[Tensor, " model"]
+
+    def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
+        """The vectors as they are."""
+        return vectors
+
+
+Step = Normalizing | Scaling | Shifting
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class Passage:
         shift = None if self.shift is None else step.linear(self.shift)
         if isinstance(step, Scaling):
             return Passage((*self.steps, step), self.scale, shift)
+        if isinstance(step, Shifting):
+            return Passage(self.steps, self.scale, step.vector if shift is None else shift + step.vector)
         inverse = step.inverse_scale(y)
         scale = inverse if self.scale is None else self.scale * inverse
         shift = None if shift is None else shift * inverse
@@ -84,6 +97,8 @@ def apply(step: Step, y: Float[Tensor, "batch query model"]) -> Float[Tensor, "b
     """The step as the model does it."""
     if isinstance(step, Scaling):
         return step.linear(y)
+    if isinstance(step, Shifting):
+        return y + step.vector
     out = step.linear(y) * step.inverse_scale(y)
     return out if step.beta is None else out + step.beta
 

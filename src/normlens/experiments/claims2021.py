@@ -197,7 +197,7 @@ def _shrinks(table: Table, setup: Setup) -> Finding:
         "f shrinks what attention brings in, which is one reason why a token mostly keeps itself.",
         "Section 4.4",
         mean < 1,
-        f"The expansion rate is {mean:.3f} on average (smaller than 1 in {below} of {count} layers; {variant} variant).",
+        f"The expansion rate is {mean:.3f} on average (below 1 in {below} of {count} layers; {variant} variant).",
         "holds if the mean rate is below 1",
         f"{_published('expansion', 'mean', 'rate')}",
         {"mean": mean, "layers_below_one": float(below)},

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -193,12 +193,19 @@ class Outcome:
         for picture in self.pictures:
             save_figure(picture.figure, folder / "figures" / picture.name)
         for table in self.tables:
-            text = table.frame().to_csv(index=False)
-            write_whole(folder / "tables" / f"{table.name}.csv", lambda file, t=text: file.write(t.encode()))  # type: ignore[misc]
+            write_text(folder / "tables" / f"{table.name}.csv", table.frame().to_csv(index=False))
         write_json(folder / RESULTS, self.to_dict())
-        html = page(self, folder)
-        write_whole(folder / REPORT, lambda file: file.write(html.encode()))
+        write_text(folder / REPORT, page(self, folder))
         return folder / REPORT
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file or none."""
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(text.encode())
+
+    write_whole(path, write)
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def _findings(found: Iterable[Finding]) -> str:
     rows = "".join(
         f"<tr class='{'yes' if f.holds else 'no'}'><td class='mark'>{'holds' if f.holds else 'does not hold'}</td>"
         f"<td><p class='claim'>{escape(f.claim)}</p><p>{escape(f.measured)}</p>"
-        f"<p class='rule'>{escape(f.place)}; {escape(f.rule)}. In the paper, BERT-base: {escape(f.paper)}.</p></td></tr>"
+        f"<p class='rule'>{escape(f.place)}; {escape(f.rule)}. In the paper, BERT-base: {escape(f.paper)}.</p></td>"
+        "</tr>"
         for f in found
     )
     return f"<h2>Findings: {holding(found)} for this model</h2><table class='findings'>{rows}</table>"
@@ -83,8 +84,8 @@ def _table(table: Table) -> str:
     note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
     title = f"{escape(table.title)} <span>{escape(table.place)}</span>"
     whole = (
-        f"<div class='wide'><table class='numbers'><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        f"</div>{note}<p class='file'>tables/{table.name}.csv</p>"
+        f"<div class='wide'><table class='numbers'><thead><tr><th></th>{heads}</tr></thead><tbody>{body}</tbody>"
+        f"</table></div>{note}<p class='file'>tables/{table.name}.csv</p>"
     )
     if table.folded:
         return f"<details id='table-{table.name}'><summary><h3>{title}</h3></summary>{whole}</details>"

@@ -20,7 +20,6 @@ from normlens.plots.sheet import (
     NOTE,
     axes_at,
     draw_provenance,
-    lettering,
     name_axis,
     new_figure,
     provenance_height,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -132,7 +133,7 @@ def _draw(ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], joined: 
         ax.spines[side].set_visible(False)
 
 
-def _style(look: Look, joined: bool, markers: bool) -> dict[str, object]:
+def _style(look: Look, joined: bool, markers: bool) -> dict[str, Any]:
     dashes = (0, (3, 1.5)) if look.dashed else "-"
     return {
         "color": look.colour,
@@ -169,7 +170,7 @@ def _draw_legend(
         for look, need in line:
             style = _style(look, joined, markers) | {"clip_on": True}
             ends = [left / across, (left + 0.14) / across, (left + 0.28) / across]
-            figure.add_artist(Line2D(ends, [y] * 3, **(style | {"marker": ""})))  # type: ignore[arg-type]
-            figure.add_artist(Line2D(ends[1:2], [y], **style))  # type: ignore[arg-type]
+            figure.add_artist(Line2D(ends, [y] * 3, **(style | {"marker": ""})))
+            figure.add_artist(Line2D(ends[1:2], [y], **style))
             figure.text((left + 0.34) / across, y, look.label, va="center_baseline", **lettering(BODY, INK))
             left += need

@@ -44,7 +44,10 @@ def plot_head_tables(
     highs: Mapping[str, float] | None = None,
     provenance: str | None = None,
 ) -> Figure:
-    """Draw tables side by side; tables with the same label share a scale from 0 (or up to that label's entry in `highs`) and a colour bar."""
+    """Draw tables side by side.
+
+    Tables with the same label share a scale, from 0 to the largest value or that label's entry in `highs`, and a bar.
+    """
     if not tables or any(table.values.shape[0] != len(layers) for table in tables):
         raise InputError("each table needs one row per layer: some have more or fewer")
     heads = max(table.values.shape[1] for table in tables)

@@ -1,0 +1,179 @@
+"""Build the gallery: pages and pictures from real models, with the numbers that the text quotes.
+
+    python docs/gallery/build.py [--models FOLDER]
+
+The folder holds `minilm`, `opus-mt-fr-en` and `smollm2` (NORMLENS_REAL_MODELS, or ../models). Pictures need Chromium
+and Playwright; pages do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import normlens
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parent / "images"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One model with one text, what to look at in its page, and the numbers that say why."""
+
+    model: str
+    title: str
+    source: str
+    facts: Callable[[normlens.Analysis], str]
+    target: str | None = None
+    load: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[tuple[str, str, str, str], ...] = ()  # file, view, theme, what it shows
+
+
+def row_shares(values: np.ndarray) -> np.ndarray:
+    return values / values.sum(axis=-1, keepdims=True)
+
+
+def minilm_facts(analysis: normlens.Analysis) -> str:
+    tokens = analysis.site("encoder").query_tokens
+    others = range(1, len(tokens))
+    weight, attention, whole = (
+        row_shares(analysis[name].sel(layer=4).values)[others, 0].mean() for name in ("attn_w", "attn_n", "attnresln_n")
+    )
+    norms = analysis["f_norm"].sel(layer=4).mean("head").values
+    mixing = analysis.mixing_ratio("attnresln_n").mean("query").values
+    return (
+        f"In layer 4 the other positions put {weight:.0%} of their attention weight on `[CLS]` on average, but it brings "
+        f"{attention:.0%} of what attention adds (ATTN-N) and {whole:.1%} of the whole block (ATTNRESLN-N): its "
+        f"transformed vectors have a mean norm of {norms[0]:.2f}, those of the others {norms[1:].mean():.2f}. Over the "
+        f"six layers, other positions bring between {mixing.min():.0%} and {mixing.max():.0%} of a vector on average "
+        f"(mixing ratio, ATTNRESLN-N)."
+    )
+
+
+def translation_facts(analysis: normlens.Analysis) -> str:
+    site = analysis.site("cross")
+    ends = [i for i, token in enumerate(site.key_tokens) if token == "</s>"]
+    weight = row_shares(site["attn_w"].values)[..., ends].sum(-1).mean()
+    norm = row_shares(site["attn_n"].values)[..., ends].sum(-1).mean()
+    best = site["attn_n"].sel(layer=5).values.argmax(axis=1)
+    written = [*site.query_tokens[1:], "(end)"]
+    links = [f"{written[i]}–{site.key_tokens[j]}".replace("▁", "") for i, j in enumerate(best)]
+    return (
+        f"Over all layers, target positions put {weight:.0%} of their weight on the end mark `</s>` and take "
+        f"{norm:.0%} of the source's contribution from it. Row maxima of ATTN-N in layer 5, named by the token that each target "
+        f"position is about to write: {', '.join(links)}. No alignment was trained."
+    )
+
+
+def language_model_facts(analysis: normlens.Analysis) -> str:
+    weights = row_shares(analysis["attn_w"].values)[:, 1:, 0]
+    wholes = row_shares(analysis["attnresln_n"].values)[:, 1:, 0]
+    layer = int(weights.mean(-1).argmax())
+    return (
+        f"The first token is an attention sink: averaged over layers, later positions give it {weights.mean():.0%} of "
+        f"their weight and take {wholes.mean():.1%} of their output from it; in layer {layer + 1}, where the weight is "
+        f"largest, it is {weights[layer].mean():.0%} against {wholes[layer].mean():.1%}. Tokens are shown as text: the "
+        f"tokenizer's bytes are decoded."
+    )
+
+
+EXAMPLES = (
+    Example(
+        "minilm",
+        "A sentence encoder (MiniLM, 6 layers)",
+        "She forgot her umbrella, so she waited under the old bridge until the rain stopped.",
+        minilm_facts,
+        pictures=(
+            ("viewer-compare", "layer=4&query=10", "light", "Compare: weight against contribution for one token"),
+            ("viewer-matrix", "layer=4&draw=matrix&curve=sqrt", "light", "Compare as matrices, square-root scale"),
+            ("viewer-overview", "view=overview", "dark", "Overview: every layer and head"),
+            ("viewer-mixing", "view=mixing", "light", "Mixing: what each layer takes from elsewhere"),
+            ("viewer-flow", "view=flow&query=4", "light", "Flow: from one output back to the inputs"),
+        ),
+    ),
+    Example(
+        "opus-mt-fr-en",
+        "A translation model (OPUS-MT French to English)",
+        "Le petit chat noir dort sur la vieille chaise près de la fenêtre.",
+        translation_facts,
+        target="The little black cat sleeps on the old chair by the window.",
+        pictures=(
+            (
+                "viewer-alignment",
+                "view=alignment&layer=5&b=attn_n&written=true",
+                "light",
+                "Alignment: strongest source",
+            ),
+        ),
+    ),
+    Example(
+        "smollm2",
+        "A language model (SmolLM2, 30 layers)",
+        "My grandmother planted the cherry tree that still blooms beside the kitchen window.",
+        language_model_facts,
+        load={"gguf_file": "model.gguf"},
+        pictures=(
+            (
+                "viewer-language-model",
+                "layer=16&query=8",
+                "dark",
+                "Compare: weight and contribution of the first token",
+            ),
+            ("viewer-flow-deep", "view=flow&query=8", "dark", "Flow through 30 layers"),
+        ),
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("NORMLENS_REAL_MODELS", str(HERE.parents[2] / "models"))
+    parser.add_argument("--models", type=Path, default=Path(default))
+    folder = parser.parse_args().models
+    IMAGES.mkdir(exist_ok=True)
+    parts = [
+        "# Gallery\n",
+        "Real models, one page each. A page is one file that opens offline: download it and open it in a browser.\n"
+        "Everything here, the numbers in the text included, is written by `python docs/gallery/build.py`.\n",
+    ]
+    for example in EXAMPLES:
+        lens = normlens.load(folder / example.model, **example.load)
+        analysis = lens.analyze(example.source, target=example.target)
+        page = analysis.save_html(HERE / f"{example.model}.html")
+        said = example.source + (f" → {example.target}" if example.target else "")
+        parts.append(f"## {example.title}\n\n*{said}*\n\n[{page.name}]({page.name}) · {analysis.provenance_line()}\n")
+        parts.append(example.facts(analysis) + "\n")
+        parts += [f"![{caption}](../images/{name}.png)\n\n{caption}.\n" for name, _, _, caption in example.pictures]
+        photograph(page, example)
+    (HERE / "README.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def photograph(page: Path, example: Example) -> None:
+    """Pictures of the page's views, as tall as the view is."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        for name, view, theme, _ in example.pictures:
+            context = browser.new_context(viewport={"width": 1240, "height": 400}, color_scheme=theme)
+            tab = context.new_page()
+            tab.goto(f"{page.resolve().as_uri()}#{view}")
+            tab.wait_for_selector("svg[data-complete]" if "overview" in view else ".view > *")
+            tab.wait_for_timeout(300)
+            tab.screenshot(path=IMAGES / f"{name}.png", full_page=True)
+            context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What `make demo` runs: one sentence pair through the embedded model, tables, pictures, and what they show."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from normlens.analysis import Analysis
+from normlens.cli.analyze import analyze, write_files
+from normlens.cli.common import open_lens, writable_folder
+from normlens.encoding import readable
+from normlens.measures import MAPS
+
+TEXT = "The man went to the store."
+PAIR = "He bought a gallon of milk."
+
+
+def in_words(analysis: Analysis) -> str:
+    """What a reader should see in the pictures, from the numbers of this run."""
+    mixed = {name: 100 * float(analysis.mixing_ratio(name).mean()) for name in MAPS}
+    weight, whole = analysis["attn_w"].values.copy(), analysis["attnresln_n"].values
+    share = 100 * whole / whole.sum(-1, keepdims=True)
+    itself = np.arange(whole.shape[1])
+    weight[:, itself, itself] = 0
+    layer, query, key = np.unravel_index(np.argmax(weight), weight.shape)
+    others = share.copy()
+    others[:, itself, itself] = 0
+    pulled = np.unravel_index(np.argmax(others), others.shape)
+    tokens = [readable(str(token)) for token in analysis["attnresln_n"]["query_token"].values]
+    by_layer = 100 * analysis.mixing_ratio("attnresln_n").mean("query").values
+    return f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from others.
+Measured by the vectors that really arrive it is {mixed["attn_n"]:.0f} % of the attention output,
+{mixed["attnres_n"]:.0f} % once the residual connection is counted, {mixed["attnresln_n"]:.0f} % behind layer normalization:
+most of each token is itself, carried along, as the dark diagonals on the right of maps.png show.
+By layer that share runs from {by_layer.min():.0f} to {by_layer.max():.0f} %.
+
+The largest attention weight between two tokens is in layer {layer + 1}:
+“{tokens[query]}” puts {100 * weight[layer, query, key]:.0f} % on “{tokens[key]}”,
+but only {share[layer, query, key]:.1f} % of it comes from there: a large weight on a small vector.
+The largest contribution is in layer {pulled[0] + 1}:
+“{tokens[pulled[1]]}” takes {others[pulled]:.0f} % from “{tokens[pulled[2]]}”.
+
+It is exact: parts, residual and biases add up to the model's own vectors
+(worst relative error {analysis.worst_proof:.0e})."""
+
+
+def main() -> None:
+    """Analyse, print, draw, explain."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo"))
+    folder = writable_folder(parser.parse_args().out)
+    analyze(TEXT, pair=PAIR)
+    analysis = open_lens(None).analyze(TEXT, pair=PAIR)
+    files = write_files(analysis, folder)
+    print(f"\nWhat you see\n------------\n{in_words(analysis)}\n\nPictures and data:")
+    for file in files:
+        print(f"  {file}")
+
+
+if __name__ == "__main__":
+    main()

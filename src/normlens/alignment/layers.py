@@ -1,0 +1,137 @@
+"""Which layers align? A criterion over unlabelled text, with no layer number and no threshold in it.
+
+A decoder's row can be read in two ways: with the token it takes in (`awi`) or with the token it puts out (`awo`).
+Both are guesses at the same thing, the source word of that token, and come from different rows. Where a layer's links
+in one reading agree with *some* layer's links in the other, both are likely right: two wrong guesses have no reason to
+meet. For layers l and k let
+
+    agreement(l, k) = F1 of the arg-max links of layer l read as `awi` and of layer k read as `awo`
+    awi(l) = max over k of agreement(l, k)        awo(l) = max over k of agreement(k, l)
+
+A layer belongs to the reading in which it agrees more. `auto` takes all layers that belong to the asked-for reading,
+`best` the one that agrees most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from normlens.errors import InputError
+
+SETTINGS = ("awi", "awo")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Counts of links that the two readings share; counts of any split of the text add up."""
+
+    layers: tuple[int, ...]
+    shared: Int[np.ndarray, "awi_layer awo_layer"]
+    awi_links: Int[np.ndarray, " layer"]
+    awo_links: Int[np.ndarray, " layer"]
+    pairs: int = 0
+    words: int = 0
+
+    @classmethod
+    def empty(cls, layers: tuple[int, ...]) -> Agreement:
+        """No text seen yet."""
+        count = len(layers)
+        return cls(layers, np.zeros((count, count), int), np.zeros(count, int), np.zeros(count, int))
+
+    @classmethod
+    def of(
+        cls,
+        layers: tuple[int, ...],
+        awi: Float[np.ndarray, "layer row column_and_null"],
+        awo: Float[np.ndarray, "layer row column_and_null"],
+    ) -> Agreement:
+        """Count one sentence pair from its maps in both readings (see `extract` for what a map is)."""
+        one, other = _choices(awi), _choices(awo)
+        same = (one[:, None] == other[None]) & (one[:, None] >= 0)
+        return cls(layers, same.sum(-1), (one >= 0).sum(-1), (other >= 0).sum(-1), 1, one.shape[-1])
+
+    def __add__(self, other: Agreement) -> Agreement:
+        if self.layers != other.layers:
+            raise InputError(f"Agreements add up over the same layers: {self.layers} and {other.layers} differ.")
+        return Agreement(
+            self.layers,
+            self.shared + other.shared,
+            self.awi_links + other.awi_links,
+            self.awo_links + other.awo_links,
+            self.pairs + other.pairs,
+            self.words + other.words,
+        )
+
+    @property
+    def matrix(self) -> Float[np.ndarray, "awi_layer awo_layer"]:
+        """`agreement(l, k)`."""
+        if not self.words:
+            raise InputError("Layers can only be chosen on text: no words have been seen. Is the input empty?")
+        links = self.awi_links[:, None] + self.awo_links[None]
+        matrix: Float[np.ndarray, "awi_layer awo_layer"] = np.zeros(links.shape)
+        np.divide(2.0 * self.shared, links, out=matrix, where=links > 0)
+        return matrix
+
+    def scores(self, setting: str) -> dict[int, float]:
+        """Each layer's agreement in that reading."""
+        if setting not in SETTINGS:
+            raise InputError(f"A setting is one of {', '.join(SETTINGS)}: {setting!r} is neither.")
+        best = self.matrix.max(axis=1 if setting == "awi" else 0)
+        return {layer: float(value) for layer, value in zip(self.layers, best, strict=True)}
+
+    def best(self, setting: str) -> int:
+        """The layer that agrees most in that reading; the lower one where two agree as much."""
+        scores = self.scores(setting)
+        return max(scores, key=lambda layer: (scores[layer], -layer))
+
+    def auto(self, setting: str) -> tuple[int, ...]:
+        """The layers that agree more in that reading than in the other; the best one if there is none."""
+        mine = self.scores(setting)
+        other = self.scores("awo" if setting == "awi" else "awi")
+        return tuple(layer for layer in self.layers if mine[layer] > other[layer]) or (self.best(setting),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values; `from_dict` reads it back."""
+        return {
+            "layers": list(self.layers),
+            "shared": self.shared.tolist(),
+            "awi_links": self.awi_links.tolist(),
+            "awo_links": self.awo_links.tolist(),
+            "pairs": self.pairs,
+            "words": self.words,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Agreement:
+        """Read what `to_dict` wrote."""
+        return cls(
+            tuple(values["layers"]),
+            np.array(values["shared"], int),
+            np.array(values["awi_links"], int),
+            np.array(values["awo_links"], int),
+            int(values["pairs"]),
+            int(values["words"]),
+        )
+
+    def table(self, setting: str) -> str:
+        """The scores as a table for people, chosen layers marked."""
+        awi, awo, chosen = self.scores("awi"), self.scores("awo"), self.auto(setting)
+        rows = ["layer  awi    awo"]
+        for layer in self.layers:
+            mark = " *" if layer in chosen else ""
+            rows.append(f"{layer:>5}  {awi[layer]:.3f}  {awo[layer]:.3f}{mark}")
+        rows.append(f"agreement of the two readings on {self.pairs} pairs, {self.words} words; * chosen for {setting}")
+        return "\n".join(rows)
+
+
+def _choices(
+    maps: Float[np.ndarray, "layer row column_and_null"],
+) -> Int[np.ndarray, "layer row"]:
+    """Each row's arg-max column, -1 where it has no link."""
+    best = maps.argmax(axis=-1)
+    top = maps.max(axis=-1)
+    return np.where((best < maps.shape[-1] - 1) & (top > 0), best, -1)

@@ -1,0 +1,155 @@
+"""From the output projection into the residual stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normlens.anatomy.description import Norm, Scale, Shift, Step
+from normlens.anatomy.graph import ADD, DIVIDE, MULTIPLY, SAME, Graph
+from normlens.anatomy.norms import norm_taking
+from normlens.anatomy.trace import Call, Operation, Value
+
+_NORMALIZES = {
+    f"aten::{name}"
+    for name in ["native_layer_norm", "rsqrt", "sqrt", "var", "var_mean", "native_group_norm", "_fused_rms_norm"]
+}
+_MAPS = {f"aten::{name}" for name in ["mm", "addmm", "bmm", "convolution", "embedding"]}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How the projected output joins the residual stream."""
+
+    steps: tuple[Step, ...]
+    others: tuple[int, ...]
+    residual: int | None
+    residual_steps: tuple[Step, ...]
+    total: int
+
+
+def follow_to_sum(graph: Graph, given: int) -> Joined:
+    """The shortest way from the projected output to a sum with a value that attention itself came from."""
+    trace = graph.trace
+    upstream = trace.ancestors(graph.event.output)
+    width = trace.tensors[given].shape[-1]
+    ways: deque[tuple[int, tuple[Step, ...], tuple[int, ...]]] = deque([(given, (), ())])
+    seen: set[int] = set()
+    met: list[str] = []
+    while ways:
+        value, steps, others = ways.popleft()
+        if value in seen:
+            continue
+        seen.add(value)
+        norms = norm_taking(graph, value, (width,))
+        ways.extend((call.outputs[0][1], (*steps, norm), others) for call, norm in norms)
+        for index in trace.consumers[value]:
+            if any(call.start <= index < call.end for call, _ in norms):
+                continue
+            operation = trace.operations[index]
+            step = _step(graph, operation, value, width)
+            other = _other(operation, value)
+            if operation.name in SAME and operation.operands[0] == Value(value):
+                if _alike(graph, operation.outputs[0], value):
+                    ways.append((operation.outputs[0], steps, others))
+            elif step is not None:
+                ways.append((operation.outputs[0], (*steps, step), others))
+            elif operation.name in ADD and isinstance(other, Value) and _alike(graph, other.number, value):
+                found = _residual(graph, other.number, upstream, width)
+                if found is not None:
+                    return Joined(steps, others, *found, operation.outputs[0])
+                if given in trace.ancestors(other.number):
+                    met.append("a branch that itself comes from the attention output")
+                    continue
+                ways.append((operation.outputs[0], steps, (*others, other.number)))
+            else:
+                met.append(operation.name.removeprefix("aten::"))
+    raise graph.stopped(
+        "the projected output must be added to the residual",
+        f"no such addition was met (on the way: {', '.join(dict.fromkeys(met)) or 'nothing takes it'})",
+    )
+
+
+def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple[int, tuple[Step, ...]] | None:
+    """The value that attention came from behind an operand of the sum, and the constants between the two."""
+    steps: list[Step] = []
+    while value not in upstream:
+        if value not in graph.trace.producer:
+            return None
+        operation = graph.trace.operations[graph.trace.producer[value]]
+        tensors = [number for number in operation.inputs if _alike(graph, number, value)]
+        if len(tensors) != 1 or operation.outputs[0] != value:
+            return None
+        step = _step(graph, operation, tensors[0], width)
+        if step is not None:
+            steps.append(step)
+        elif operation.name not in SAME:
+            return None
+        value = tensors[0]
+    return value, tuple(reversed(steps))
+
+
+def _step(graph: Graph, operation: Operation, value: int, width: int) -> Step | None:
+    """The operation as a step on the branch: a constant that multiplies or divides, or a bias that is added."""
+    if operation.name not in ADD | MULTIPLY | DIVIDE or Value(value) not in operation.operands[:2]:
+        return None
+    constant = graph.constant(_other(operation, value), width)
+    if constant is None:
+        return None
+    if operation.name in MULTIPLY:
+        return Scale(constant)
+    if operation.name in DIVIDE:
+        return Scale(1.0 / constant) if operation.operands[0] == Value(value) else None
+    return Shift(constant) if isinstance(constant, Tensor) else None
+
+
+def _other(operation: Operation, value: int) -> object:
+    if len(operation.operands) < 2:
+        return None
+    left, right = operation.operands[:2]
+    return right if left == Value(value) else left
+
+
+def _alike(graph: Graph, one: int, other: int) -> bool:
+    return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
+
+
+def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
+    """The normalization that all readers of the sum stand behind, if it belongs to the same block."""
+    trace = graph.trace
+    summed = trace.operations[trace.producer[total]].scope
+    while len(trace.consumers[total]) == 1 and not trace.taken_by[total]:
+        operation = trace.operations[trace.consumers[total][0]]
+        if operation.name not in SAME:
+            break
+        total = operation.outputs[0]
+    for call, norm in norm_taking(graph, total, (width,)):
+        # In a pre-norm block the sum itself lives on: somebody else than the normalization takes it too.
+        elsewhere = [i for i in trace.consumers[total] if not call.start <= i < call.end]
+        if not elsewhere and _same_block(graph, call, summed):
+            return call, norm
+    _refuse_hidden_norm(graph, total, summed)
+    return None
+
+
+def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
+    """A normalization that could not be read must not pass for none: something small that alone takes the sum."""
+    trace = graph.trace
+    scopes = {trace.operations[i].scope for i in trace.consumers[total]}
+    if len(scopes) != 1:
+        return
+    call = trace.calls[scopes.pop()]
+    names = {operation.name for operation in trace.operations[call.start : call.end]}
+    alone = all(_NORMALIZES & {trace.operations[i].name} for i in trace.consumers[total])
+    small = bool(_NORMALIZES & names) and not _MAPS & names and call.start >= graph.event.end
+    if (small or alone) and _same_block(graph, call, summed):
+        raise graph.stopped("a normalization after the residual sum must be readable", f"{call.path} is not")
+
+
+def _same_block(graph: Graph, call: Call, summed: int) -> bool:
+    """Whether a call stands in the code that made the sum or in the same layer of a list, not behind the whole stack."""
+    parents = graph.event.parents
+    layers = [index for index in parents if graph.trace.calls[index].path.rpartition(".")[2].isdigit()]
+    return summed in (*call.parents, call.index) or (bool(layers) and layers[0] in call.parents)

@@ -1,0 +1,101 @@
+"""From the end of an attention to its output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normlens.anatomy.description import Gate, InnerStep, Scale
+from normlens.anatomy.graph import MULTIPLY, SAME, Graph, Linear
+from normlens.anatomy.norms import norm_taking
+from normlens.anatomy.trace import Value
+
+
+@dataclass
+class Projection:
+    """The output projection and what stands in front of it."""
+
+    linear: Linear
+    steps: tuple[InnerStep, ...]
+    rows: Tensor | None = field(default=None)
+
+
+def find_projection(graph: Graph) -> Projection:
+    """The one linear map whose input is the attention output, its heads side by side."""
+    trace, event = graph.trace, graph.event
+    found: list[Projection] = []
+    stack: list[tuple[int, tuple[InnerStep, ...]]] = [(event.output, ())]
+    seen: set[int] = set()
+    met: list[str] = []
+    width = event.heads.shape[-1] * event.heads.shape[-2]
+    while stack:
+        value, steps = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        linear = graph.linear_taking(value)
+        found.extend(Projection(one, steps) for one in linear)
+        norms = norm_taking(graph, value, (width, event.heads.shape[-1]))
+        stack.extend((call.outputs[0][1], (*steps, norm)) for call, norm in norms)
+        inside = [(one.start, one.end) for one in linear] + [(call.start, call.end) for call, _ in norms]
+        for index in trace.consumers[value]:
+            operation = trace.operations[index]
+            if index < event.end or any(start <= index < end for start, end in inside):
+                continue
+            if operation.name in SAME and operation.operands[0] == Value(value):
+                stack.append((operation.outputs[0], steps))
+            elif operation.name in MULTIPLY:
+                step = _factor(graph, operation.operands, value)
+                stack.append((operation.outputs[0], (*steps, step)))
+            else:
+                met.append(operation.name.removeprefix("aten::"))
+    if len(found) != 1:
+        what = "nothing took it" if not met and not found else f"{len(found)} did (on the way: {', '.join(met) or '-'})"
+        raise graph.stopped("exactly one linear map must take the attention output", what)
+    chosen = found[0]
+    if not chosen.steps:
+        chosen.rows = _rows(graph, trace.tensors[chosen.linear.taken])
+    return chosen
+
+
+def _factor(graph: Graph, operands: tuple[object, ...], value: int) -> InnerStep:
+    factor = operands[1] if operands[0] == Value(value) else operands[0]
+    if isinstance(factor, int | float):
+        return Scale(float(factor))
+    assert isinstance(factor, Value), "a product has two tensors or a tensor and a number"
+    constant = graph.constant(factor, graph.event.heads.shape[-1] * graph.event.heads.shape[-2])
+    if constant is not None:
+        return Scale(constant)
+    place = graph.visible(factor.number, "a gate between attention and the output projection")
+    shape = graph.trace.tensors[factor.number].shape
+    heads, queries = graph.event.alpha.shape[1:3]
+    return Gate(
+        place,
+        place.path,
+        heads_first=len(shape) >= 3 and shape[-3:-1] == (heads, queries),
+        by_coordinate=shape.numel() > queries * heads,
+    )
+
+
+def _rows(graph: Graph, taken: Tensor) -> Tensor | None:
+    """Which row of the projection each coordinate of the heads meets; None where they stand side by side."""
+    heads = graph.event.heads
+    if taken.numel() != heads.numel():
+        raise graph.stopped(
+            "the output projection must take all heads and nothing else",
+            f"it takes {tuple(taken.shape)} where the heads are {tuple(heads.shape)}",
+        )
+    if torch.equal(heads.reshape(taken.shape), taken):
+        return None
+    flat = taken.reshape(heads.shape[0] * heads.shape[1], -1)
+    by_content = {_bytes(column): i for i, column in enumerate(flat.T)}
+    rows = [by_content.get(_bytes(column)) for column in heads.flatten(0, 1).flatten(1).T]
+    if None in rows:
+        raise graph.stopped("the output projection must take the heads side by side", "it takes something else")
+    return torch.tensor(rows)
+
+
+def _bytes(column: Tensor) -> bytes:
+    return column.float().contiguous().numpy(force=True).tobytes()

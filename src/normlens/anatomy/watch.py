@@ -1,0 +1,121 @@
+"""Read tensors in the middle of a run that pass no module's boundary, and attention that no interface reports.
+
+The dispatcher is watched only inside the calls where something is to be read, so a family whose tensors all pass a
+boundary pays nothing. Operations are counted as in the trace: the `nth` of a name after the call began `segment` others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normlens.anatomy.description import OperationKey, Place
+from normlens.anatomy.follow import Follower, Product
+from normlens.anatomy.trace import tensors_in
+
+Seen = Callable[[Place, Tensor], None]
+
+
+@dataclass
+class _Frame:
+    """One open call of a module."""
+
+    module: nn.Module
+    wanted: dict[OperationKey, list[Place]]
+    follower: Follower | None
+    watching: bool
+    segment: int = 0
+    counts: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Watcher(TorchDispatchMode):
+    """Hands each wanted value to `seen` and each followed attention to `attended`, as they appear."""
+
+    def __init__(
+        self,
+        places: Collection[Place],
+        followed: Collection[nn.Module],
+        batch: int,
+        seen: Seen,
+        attended: Callable[[nn.Module, Product], None],
+    ) -> None:
+        super().__init__()
+        self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[Place]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for place in places:
+            if place.operation is not None:
+                self._wanted[place.module, place.occurrence][place.operation].append(place)
+        self._followed = set(followed)
+        self._batch = batch
+        self._seen = seen
+        self._attended = attended
+        self._frames: list[_Frame] = []
+        self._occurrences: dict[nn.Module, int] = defaultdict(int)
+        self._paused = False
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to watch for."""
+        return bool(self._wanted) or bool(self._followed)
+
+    def watch(self, model: nn.Module, hooks: ExitStack) -> None:
+        """Hook every module of the model, since calls are counted."""
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
+            hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not the model's own: neither followed nor counted."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if self._frames:
+            self._frames[-1].segment += 1
+        wanted = self._wanted.get((module, self._occurrences[module]), {})
+        self._occurrences[module] += 1
+        follower = Follower(self._batch) if module in self._followed else None
+        watching = bool(wanted) or follower is not None
+        self._frames.append(_Frame(module, wanted, follower, watching))
+        if watching:
+            self.__enter__()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._frames and self._frames[-1].module is module and self._frames.pop().watching:
+            self.__exit__(None, None, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._paused:
+            return result
+        name = func.overloadpacket._qualified_op_name
+        frame = self._frames[-1]
+        if frame.wanted:
+            key = OperationKey(frame.segment, name, frame.counts[frame.segment, name])
+            frame.counts[frame.segment, name] += 1
+            for place in frame.wanted.get(key, ()):
+                self._read(place, args, result)
+        for outer in self._frames:
+            product = outer.follower.see(name, args, result) if outer.follower is not None else None
+            if product is not None and outer is self._innermost():
+                self._attended(outer.module, product)
+        return result
+
+    def _innermost(self) -> _Frame | None:
+        return next((frame for frame in reversed(self._frames) if frame.follower is not None), None)
+
+    def _read(self, place: Place, args: Any, result: Any) -> None:
+        index = place.key[0]
+        results = [tensor for _, tensor in tensors_in(result)]
+        self._seen(place, args[index] if place.side == "input" else results[index])

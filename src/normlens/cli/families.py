@@ -1,0 +1,60 @@
+"""`normlens families`: which model families are analysed exactly, checked on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from normlens.cli.common import JsonOption, print_json, progress_bar
+from normlens.errors import InputError
+
+
+def families(
+    names: Annotated[list[str] | None, typer.Argument(help="Model types to check; without any, all of them.")] = None,
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/families.md.")] = False,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes; as many as cores by default.")
+    ] = None,
+) -> None:
+    """Check every text model family of the installed transformers on a tiny random-weight model."""
+    from normlens.families.table import as_markdown, counts, sites_text, survey_all
+    from normlens.families.tiny import families as known
+
+    unknown = [name for name in names or () if name not in known()]
+    if unknown:
+        raise InputError(
+            f"a family is a model type of transformers' text mappings: {', '.join(unknown)} is not; "
+            "run `normlens families` without names to see them all"
+        )
+    with progress_bar("families") as progress:
+        reports = survey_all(names, workers=workers, progress=progress)
+    if as_json:
+        print_json([report.as_dict() for report in reports])
+        return
+    if markdown:
+        sys.stdout.write(as_markdown(reports))
+        return
+    table = Table(title="Model families", title_justify="left")
+    for column in ("family", "status", "sites", "norm", "heads", "kv heads", "worst proof error", "notes or reason"):
+        table.add_column(column, overflow="fold")
+    for report in reports:
+        error = "" if report.proof is None else f"{report.proof:.1e}"
+        table.add_row(
+            report.family,
+            report.status,
+            sites_text(report),
+            report.norm,
+            report.heads,
+            report.kv_heads,
+            error,
+            report.reason or report.notes,
+        )
+    console = Console()
+    console.print(table)
+    number = counts(reports)
+    console.print(f"{number['exact']} exact, {number['refused']} refused, of {len(reports)} families", highlight=False)

@@ -1,0 +1,135 @@
+"""What stands between the heads and the output projection: a gate, a constant, or a normalization.
+
+With everything that the input decides held fixed, each of them multiplies the heads' outputs coordinate by coordinate:
+`o_i -> g_i * o_i`. A factor that is one number per query and head belongs to the attention weight, one that is the same
+for all queries belongs to the rows of `W_O`; neither costs anything. What is left, a gate with a number for each query
+and coordinate, makes the transformed vector depend on the query: `part_ij = sum_h alpha_hij (g_ih * v_hj) W_h`.
+Then no Gram matrix of a key serves all queries, and each pair's vector is built (one query at a time): the cost grows
+from `n^2 H^2` to `n^2 d^2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normlens.decompose.heads import Projection
+from normlens.decompose.pairs import Needs, Pairs, PlaceName
+from normlens.decompose.steps import Normalizing, Scaling, Step
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies the heads' outputs in one run, sorted by what it depends on; factors of `W_O` are not among them."""
+
+    by_query_and_head: Float[Tensor, "batch query head 1"]
+    gate: Float[Tensor, "batch query head width"] | None
+
+
+def fixed_factor(steps: Sequence[Step | None], heads: int, width: int, like: Tensor) -> Float[Tensor, "head width"]:
+    """The factors that are the same for every input: they belong to the rows of `W_O`. None stands for a gate."""
+    fixed = like.new_ones(heads, width)
+    for step in steps:
+        if isinstance(step, Scaling):
+            factor = step.factor
+            fixed = fixed * (factor if isinstance(factor, float) else factor.reshape(-1, width))
+        elif isinstance(step, Normalizing) and step.gamma is not None:
+            fixed = fixed * step.gamma.reshape(-1, width)
+    return fixed
+
+
+def factors(heads: Float[Tensor, "batch query head width"], steps: Sequence[Step | Tensor]) -> Factors:
+    """The factors of the steps that were applied, one after the other, to the heads' outputs; a tensor is a gate."""
+    batch, queries, count, width = heads.shape
+    per_head = heads.new_ones(batch, queries, count, 1)
+    gate: Tensor | None = None
+    current = heads
+    for step in steps:
+        if isinstance(step, Tensor):
+            factor = _by_head(step, batch, queries, count, width)
+            if factor.shape[-1] == 1:
+                per_head = per_head * factor
+            else:
+                gate = factor if gate is None else gate * factor
+            current = current * factor
+        elif isinstance(step, Normalizing):
+            if step.centred or step.beta is not None:
+                raise ValueError(
+                    "in front of the output projection only a normalization without mean and bias is linear"
+                )
+            over_all = step.gamma is not None and step.gamma.numel() == count * width and count > 1
+            inverse = step.inverse_scale(current.flatten(2)).unsqueeze(-1) if over_all else step.inverse_scale(current)
+            per_head = per_head * inverse
+            current = current * inverse * fixed_factor([step], count, width, heads)
+        else:
+            current = current * fixed_factor([step], count, width, heads)
+    return Factors(per_head, gate)
+
+
+def _by_head(factor: Tensor, batch: int, queries: int, heads: int, width: int) -> Float[Tensor, "batch query head any"]:
+    """A gate in the layout of the heads' outputs: one number per coordinate, per head, or per query."""
+    rows = batch * queries
+    if factor.numel() == rows * heads * width:
+        return factor.reshape(batch, queries, heads, width)
+    if factor.numel() in (rows * heads, rows):
+        return factor.reshape(batch, queries, -1, 1)
+    return factor.expand(batch, queries, heads, width)
+
+
+def gated_norms(
+    alpha: Float[Tensor, "batch head query key"],
+    values: Float[Tensor, "batch head key width"],
+    weight: Float[Tensor, "head width model"],
+    gate: Float[Tensor, "batch query head width"],
+) -> Float[Tensor, "batch query key"]:
+    """`‖sum_h alpha_hij (g_ih * v_hj) W_h‖`, one query at a time."""
+    rows = []
+    for query in range(alpha.shape[2]):
+        gated = values * gate[:, query].unsqueeze(2) * alpha[:, :, query].unsqueeze(-1)  # batch head key width
+        rows.append((gated.transpose(1, 2).flatten(2) @ weight.flatten(0, 1)).norm(dim=-1))
+    return torch.stack(rows, dim=1)
+
+
+def gated_head_norms(
+    alpha: Float[Tensor, "batch head query key"],
+    values: Float[Tensor, "batch head key width"],
+    weight: Float[Tensor, "head width model"],
+    gate: Float[Tensor, "batch query head width"],
+) -> Float[Tensor, "batch head query key"]:
+    """`‖alpha_hij (g_ih * v_hj) W_h‖`, one query at a time."""
+    rows = []
+    for query in range(alpha.shape[2]):
+        gated = values * gate[:, query].unsqueeze(2)  # batch head key width
+        rows.append(torch.einsum("bhkc,hcd->bhkd", gated, weight).norm(dim=-1) * alpha[:, :, query].abs())
+    return torch.stack(rows, dim=2)
+
+
+def gated_pairs(
+    alpha: Float[Tensor, "batch head query key"],
+    values: Float[Tensor, "batch head key width"],
+    projections: Mapping[PlaceName, Projection],
+    gate: Float[Tensor, "batch query head width"],
+    needs: Needs,
+    samples: Int[Tensor, "pair 3"],
+) -> Pairs:
+    """What is kept of the pairs of one site with a gate."""
+    batch, query, key = samples.to(alpha.device).unbind(-1)
+    mean = alpha.mean(1)
+    return Pairs(
+        mixed=(alpha @ values).transpose(1, 2) * gate,
+        alpha=alpha if needs.alpha else None,
+        weights=mean if needs.weights else None,
+        total_weight=mean.abs().sum(-1) if needs.totals else None,
+        diagonal=alpha.diagonal(dim1=-2, dim2=-1) if needs.diagonal and alpha.shape[2] == alpha.shape[3] else None,
+        lengths=None,
+        norms={place: gated_norms(alpha, values, projections[place].weight, gate) for place in needs.places},
+        samples=samples,
+        sampled_alpha=alpha[batch, :, query, key],
+        gated=gated_head_norms(alpha, values, projections["attn"].weight, gate)
+        if needs.alpha and needs.lengths
+        else None,
+    )

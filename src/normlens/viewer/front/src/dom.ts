@@ -1,0 +1,48 @@
+/** Elements from data: text only ever becomes text. */
+export type Child = Node | string | null | undefined | false;
+type Attributes = Record<string, string | number | boolean | null | undefined | ((event: never) => void)>;
+
+export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Attributes = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value as EventListener);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children) if (child) element.append(child);
+  return element;
+}
+
+/** A group of buttons of which one is pressed. */
+export function choice<T extends string>(name: string, options: [T, string, string?][], chosen: (value: T) => void): { element: HTMLElement; set: (value: T, disabled?: T[]) => void } {
+  const buttons = options.map(([value, text, title]) => h("button", { type: "button", "data-value": value, title, click: () => chosen(value) }, text));
+  const element = h("div", { class: "choice", role: "group", "aria-label": name, "data-control": name }, ...buttons);
+  return {
+    element,
+    set: (value, disabled = []) => {
+      for (const button of buttons) {
+        button.setAttribute("aria-pressed", String(button.dataset.value === value));
+        button.disabled = disabled.includes(button.dataset.value as T);
+      }
+    },
+  };
+}
+
+export function field(text: string, ...controls: Child[]): HTMLElement {
+  return h("label", { class: "field" }, h("span", {}, text), ...controls);
+}
+
+export function select(name: string, chosen: (value: string) => void): { element: HTMLSelectElement; set: (options: [string, string][], value: string) => void } {
+  const element = h("select", { "data-control": name, "aria-label": name });
+  element.addEventListener("change", () => chosen(element.value));
+  let known = "";
+  return {
+    element,
+    set: (options, value) => {
+      const key = JSON.stringify(options);
+      if (key !== known) element.replaceChildren(...options.map(([v, text]) => h("option", { value: v }, text)));
+      known = key;
+      element.value = value;
+    },
+  };
+}

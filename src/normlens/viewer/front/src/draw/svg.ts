@@ -1,0 +1,38 @@
+/** Drawing with presentation attributes only, so that an exported picture looks like the page. */
+import { select, type Selection } from "d3-selection";
+import { FONT } from "../text";
+import type { Theme } from "../colour";
+import { number, valueAt, type Scale } from "../scale";
+
+export type Group = Selection<SVGGElement, unknown, null, undefined>;
+export type Svg = Selection<SVGSVGElement, unknown, null, undefined>;
+
+/** An empty picture with an accessible name. */
+export function picture(width: number, height: number, name: string): Svg {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const svg = select(node)
+    .attr("xmlns", "http://www.w3.org/2000/svg")
+    .attr("width", width)
+    .attr("height", height)
+    .attr("viewBox", `0 0 ${width} ${height}`)
+    .attr("font-family", FONT)
+    .attr("role", "img")
+    .attr("aria-label", name);
+  return svg;
+}
+
+/** A bar from zero to the scale's end, with the numbers that places on it stand for. */
+export function legend(svg: Svg | Group, x: number, y: number, width: number, scale: Scale, colour: (t: number) => string, theme: Theme): void {
+  const group = svg.append("g").attr("transform", `translate(${x},${y})`).attr("class", "legend").attr("data-top", scale.top);
+  const steps = 48;
+  const at = (t: number) => (scale.signed ? 2 * t - 1 : t);
+  for (let step = 0; step < steps; step++) {
+    group.append("rect").attr("x", (step * width) / steps).attr("width", width / steps + 0.5).attr("height", 8).attr("fill", colour(at((step + 0.5) / steps)));
+  }
+  group.append("rect").attr("width", width).attr("height", 8).attr("fill", "none").attr("stroke", theme.line);
+  const ticks = width < 130 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+  for (const t of ticks) {
+    group.append("text").attr("x", t * width).attr("y", 20).attr("font-size", 10).attr("fill", theme.muted)
+      .attr("text-anchor", t === 0 ? "start" : t === 1 ? "end" : "middle").text(number(valueAt(scale, at(t)), scale.share));
+  }
+}

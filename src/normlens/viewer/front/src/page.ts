@@ -1,0 +1,17 @@
+/** The saved file: data from its own script element, the view in the address bar. */
+import { App } from "./app";
+import type { Document } from "./types";
+
+const host = document.getElementById("normlens")!;
+const data = JSON.parse(document.getElementById("normlens-data")!.textContent!) as Document;
+document.getElementById("normlens-data")!.remove();
+host.replaceChildren();
+const remember = (hash: string) => {
+  try {
+    history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+  } catch {
+    // Inside a notebook's frame there is no address to keep the view in.
+  }
+};
+const app = new App(host, data, { hash: location.hash, keys: document, changed: remember });
+addEventListener("hashchange", () => app.restore(location.hash));

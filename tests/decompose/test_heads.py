@@ -1,0 +1,95 @@
+"""The Gram form against vectors that are written out, also where heads cancel almost completely."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normlens.decompose import kernels
+from normlens.decompose.heads import Projection, head_grams, repeat_values, split_heads, summed_norms, vector_norms
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "compiled"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of computing, whatever the size."""
+    if request.param:
+        pytest.importorskip("numba", reason="compiled loops come with the extra 'fast'")
+    monkeypatch.setattr(kernels, "usable", lambda *_: request.param)
+
+
+def summed(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    projections, out = [Projection(weight)], alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
+    grams = head_grams(values, projections)
+    summed_norms(alpha, grams, vector_norms(grams), values, projections, 0, out)
+    return out[0]
+
+
+def explicit(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    """`‖sum_h alpha_h f_h‖` in float64, pair by pair."""
+    batch, _, queries, keys = alpha.shape
+    out = torch.zeros(batch, queries, keys, dtype=torch.float64)
+    for b in range(batch):
+        for i in range(queries):
+            for j in range(keys):
+                total = torch.zeros(weight.shape[-1], dtype=torch.float64)
+                for h in range(alpha.shape[1]):
+                    total += alpha[b, h, i, j].double() * (values[b, h, j].double() @ weight[h].double())
+                out[b, i, j] = total.norm()
+    return out
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float(((found.double() - expected).abs() / expected.clamp_min(1e-30)).max())
+
+
+@pytest.mark.parametrize("residue", [1.0, 1e-1, 3e-2, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+def test_cancelling_heads(residue: float) -> None:
+    """Pairs of heads whose vectors are opposite up to `residue`: entry by entry, not only against the largest one."""
+    generator = torch.Generator().manual_seed(int(1 / residue))
+    weight = torch.randn(4, 6, 32, generator=generator)
+    weight[1], weight[3] = weight[0], weight[2]
+    values = torch.randn(2, 4, 7, 6, generator=generator)
+    values[:, 1] = -values[:, 0] + residue * torch.randn(2, 7, 6, generator=generator)
+    values[:, 3] = -values[:, 2] + residue * torch.randn(2, 7, 6, generator=generator)
+    alpha = torch.rand(2, 1, 5, 7, generator=generator).expand(2, 4, 5, 7).clone()
+    assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
+
+
+def test_exact_cancellation_leaves_float64_rounding() -> None:
+    weight, values = torch.randn(1, 3, 8).repeat(2, 1, 1), torch.randn(1, 1, 4, 3).repeat(1, 2, 1, 1)
+    values[:, 1].neg_()
+    alpha = torch.rand(1, 1, 3, 4).repeat(1, 2, 1, 1)
+    assert float(summed(alpha, values, weight).abs().max()) < 1e-13
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6), st.floats(-6, 6)
+)
+def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, seed: int, exponent: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(h, width, 9, generator=generator) * 10**exponent
+    values = torch.randn(2, h, keys, width, generator=generator)
+    alpha = torch.randn(2, h, queries, keys, generator=generator).softmax(-1)
+    gram = head_grams(values, [Projection(weight)])[0]
+    assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
+    f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
+    assert relative(vector_norms(gram), f.norm(dim=-1)) < 1e-5
+
+
+def test_heads_are_consecutive_rows_and_groups_stand_side_by_side() -> None:
+    weight = torch.arange(12.0).view(6, 2)
+    assert split_heads(weight, 3)[1].tolist() == [[4, 5], [6, 7]]
+    values = torch.arange(2.0).view(1, 2, 1, 1)
+    assert repeat_values(values, 6).flatten().tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_axes_are_checked_while_testing() -> None:
+    """The run-time checks are on: a weight without its width axis is refused by its annotation."""
+    from jaxtyping import TypeCheckError
+
+    with pytest.raises(TypeCheckError):
+        split_heads(torch.zeros(6), 3)

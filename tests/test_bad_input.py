@@ -1,0 +1,150 @@
+"""What a user may get wrong: each gets the rule, what arrived and what to do next, and nothing is left behind."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import normlens
+from normlens import Lens
+from normlens.errors import AnatomyError, InputError, ModelError
+from tests import tiny
+from tests.test_lens import snapshot
+
+
+@cache
+def lens_of(family: str) -> Lens:
+    return Lens(tiny.make(family), tiny.tokenizer_for(family))
+
+
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "empty": ("bert", {"text": ""}, "the text must hold some words: it is empty; pass the sentence"),
+    "blank": ("bert", {"text": " \n\t"}, "the text must hold some words: it is empty"),
+    "no texts": ("bert", {"text": []}, "an analysis needs at least one text: the list is empty"),
+    "unknown tokens only": (
+        "bert",
+        {"text": "xyzzy plugh"},
+        "every token of 'xyzzy plugh' is the unknown one; is this",
+    ),
+    "target missing": ("marian", {"text": "the cat"}, "no target was given; pass target=… .*or generate=True"),
+    "target where none belongs": (
+        "bert",
+        {"text": "the cat", "target": "a dog"},
+        "a target belongs to an encoder-decoder",
+    ),
+    "empty target": ("t5", {"text": "the cat", "target": ""}, "the target must hold some words: it is empty"),
+    "unknown measure": (
+        "bert",
+        {"text": "the cat", "measures": ["attn"]},
+        "must be one of alpha, f_norm, .*: got 'attn'",
+    ),
+    "unknown map": ("bert", {"text": "the cat", "mixing": ["alpha"]}, "must be one of attn_w, .*: got 'alpha'"),
+    "layer too large": (
+        "bert",
+        {"text": "the cat", "layers": [4]},
+        r"must be one of 1 to 3: got 4 \(layers count from 1\)",
+    ),
+    "layer zero": ("bert", {"text": "the cat", "layers": [0]}, "must be one of 1 to 3: got 0"),
+    "unknown word mode": ("bert", {"text": "the cat", "words": "sum"}, "one of norms, vectors, or None: got 'sum'"),
+    "unknown precision": ("bert", {"text": "the cat", "precision": "int8"}, "one of float32, float64: got 'int8'"),
+    "batch of none": ("bert", {"text": "the cat", "batch_size": 0}, "at least one sequence: batch_size is 0"),
+    "too long": (
+        "bert",
+        {"text": "cat " * 60},
+        "it has 62 tokens and the model takes 40; shorten it, or pass truncate=True",
+    ),
+    "generate without a head": (
+        "bert",
+        {"text": "the cat", "generate": True},
+        "needs a model with a language-modelling head",
+    ),
+    "pairs do not match": (
+        "bert",
+        {"text": ["a", "the"], "pair": ["cat"]},
+        "each text needs its pair: 2 texts, 1 pairs",
+    ),
+    "one pair for many": ("bert", {"text": ["a", "the"], "pair": "cat"}, "a list of texts needs a list of pairs"),
+    "words unasked": ("bert", {"text": [["the", "cat"]]}, "must be a string: got list; pass pretokenized=True"),
+    "empty word": ("bert", {"text": ["the", ""], "pretokenized": True}, "a list of words, none of them empty"),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_each_mistake_is_explained(what: str) -> None:
+    family, arguments, message = CASES[what]
+    lens = lens_of(family)
+    before = snapshot(lens.model)
+    with pytest.raises(InputError, match=message):
+        lens.analyze(**arguments)
+    assert snapshot(lens.model) == before
+
+
+def test_truncation_is_asked_for_and_recorded() -> None:
+    found = lens_of("bert").analyze("cat " * 60, truncate=True)
+    assert len(found.site("encoder").query_tokens) == 40
+    assert found.provenance["truncated"] is True
+
+
+def test_text_without_a_tokenizer() -> None:
+    with pytest.raises(InputError, match=r"a text needs a tokenizer: this lens has none; .*analyze_inputs"):
+        Lens(tiny.make("bert")).analyze("the cat")
+
+
+def test_folders_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"a model folder holds a config.json: .* has none; is it the right folder"):
+        normlens.load(tmp_path)
+    with pytest.raises(ModelError, match=r"is not a folder; check the path"):
+        normlens.load(tmp_path / "missing")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"did not"):
+        normlens.load(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_remote_code_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "strange", "auto_map": {"AutoConfig": "strange.Config", "AutoModel": "strange.Model"}}'
+    )
+    (tmp_path / "strange.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ModelError, match=r"must load without running code of its own"):
+        normlens.load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_are_no_numbers() -> None:
+    model = tiny.make("bert")
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[0, 0] = float("nan")
+    with pytest.raises(
+        ModelError, match=r"encoder\.layer\.1\.output\.dense\.weight holds NaN; the checkpoint is damaged"
+    ):
+        Lens(model)
+
+
+def test_weights_packed_low_bit() -> None:
+    model = tiny.make("bert")
+    model.pooler.dense.weight = nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(
+        ModelError, match=r"pooler.dense.weight holds torch.int8, packed low-bit; load the model in full"
+    ):
+        Lens(model)
+    model = tiny.make("bert")
+    model.config.quantization_config = {"quant_method": "bitsandbytes"}
+    with pytest.raises(ModelError, match=r"packed low-bit \(bitsandbytes\)"):
+        Lens(model)
+
+
+def test_a_family_that_cannot_be_read() -> None:
+    import transformers
+
+    config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
+    model = transformers.MambaModel(config)
+    before = snapshot(model)
+    with pytest.raises(AnatomyError, match=r"in 'mamba' no softmax met values"):
+        Lens(model).anatomy  # noqa: B018
+    assert snapshot(model) == before
