@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from normlens.families.beyond_text import IMAGES, SOUNDS
 from normlens.families.survey import Report, survey
 from normlens.families.table import as_markdown, as_row
 from normlens.families.tiny import families
@@ -59,6 +60,11 @@ def test_page_counts_what_it_lists() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert f"**{found.count('exact')} of {len(found)} families are exact.**" in text, REGENERATE
     assert f"transformers {transformers.__version__} " in text, REGENERATE
+
+
+def test_page_lists_images_and_sounds() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(f"`{family}`" in text for family in (*IMAGES, *SOUNDS)), REGENERATE
 
 
 def test_goal() -> None:

@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from normlens import Lens
+from normlens.families.beyond_text import IMAGES, SOUNDS, example
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
 from normlens.proof import TOLERANCE
 
@@ -169,36 +170,7 @@ def test_plain_attention() -> None:
     assert proved(model, {"x": torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))}) == ("encoder",)
 
 
-def test_images() -> None:
-    config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=16, patch_size=4
-    )
-    model = transformers.ViTModel(config).eval()
-    randomize(model)
-    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    assert proved(model, {"pixel_values": images}) == ("encoder",)
-
-
-def test_sounds() -> None:
-    config = transformers.WhisperConfig(
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=24,
-        max_source_positions=10,
-        max_target_positions=20,
-        num_mel_bins=8,
-        vocab_size=96,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
-    model = transformers.WhisperModel(config).eval()
-    randomize(model)
-    sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
-    inputs = {"input_features": sound, "decoder_input_ids": torch.tensor([[4, 9, 7, 30, 8], [3, 5, 6, 11, 2]])}
-    assert proved(model, inputs) == ("encoder", "decoder", "cross")
+@pytest.mark.parametrize("family", [*IMAGES, *SOUNDS])
+def test_images_and_sounds(family: str) -> None:
+    expected = ("encoder", "decoder", "cross") if family == "whisper" else ("encoder",)
+    assert proved(*example(family)) == expected

@@ -28,7 +28,8 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
         if len(shape) >= 4 or _over_positions(trace, shape):
             raise AnatomyError(
                 f"every attention must be over all keys at once: in {family!r} at {path}, a softmax of shape {shape} "
-                "never met values as a whole (windows, blocks or hashes of keys, or no attention); see docs/adding_a_family.md"
+                "never met values as a whole (windows, blocks or hashes of keys, or no attention at all); "
+                "see docs/adding_a_family.md"
             )
     if not trace.attentions:
         raise AnatomyError(

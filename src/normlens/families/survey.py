@@ -67,6 +67,8 @@ def survey(family: str) -> Report:
         return examine_model(family, mapping, model)
     except NormlensError as error:
         return _refused(family, mapping, str(error))
+    except Exception as error:  # the table must name every family, also one that breaks in a way nobody foresaw
+        return _refused(family, mapping, f"the check itself failed: {_sentence(error)}")
 
 
 def _plain_run(model: nn.Module, padded: bool) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 import transformers
 
+from normlens.families.beyond_text import IMAGES, SOUNDS
 from normlens.families.survey import Report, survey
 from normlens.families.tiny import families
 
@@ -38,6 +39,14 @@ values, `text only` that the family also has images or sounds, which were not pa
 the largest relative error of all rebuilt vectors.
 
 """
+
+
+_BEYOND_TEXT = """`analyze_inputs` serves these encoders as well, since nothing but their tokens differs from text (each is
+proved in the tests): images {}; sounds {}."""
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
 
 
 def survey_all(
@@ -78,6 +87,12 @@ def as_markdown(reports: Sequence[Report]) -> str:
     lines = [_HEADER.format(version=transformers.__version__, exact=len(exact), total=len(reports))]
     lines += ["## Exact", "", "| family | sites | norm | heads | key-value heads | notes | proof |"]
     lines += ["|---|---|---|---|---|---|---|", *map(as_row, exact)]
+    lines += [
+        "",
+        "## Images and sounds",
+        "",
+        _BEYOND_TEXT.format(", ".join(map(_code, IMAGES)), ", ".join(map(_code, SOUNDS))),
+    ]
     lines += ["", "## Refused", "", "| family | reason |", "|---|---|", *map(as_row, refused)]
     return "\n".join(lines) + "\n"
 

@@ -58,10 +58,11 @@ def tiny_model(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0
 
 def tiny_config(family: str) -> Any:
     """The shrunk configuration of a type."""
-    return CONFIG_MAPPING[family](**_shrunk(CONFIG_MAPPING[family], OVERRIDES.get(family, {})))
+    return CONFIG_MAPPING[family](**shrunk(CONFIG_MAPPING[family], OVERRIDES.get(family, {})))
 
 
-def _shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+def shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that make a tiny configuration of this class."""
     fields = _defaults(cls)
     chosen: dict[str, Any] = {name: size for name, size in SIZES.items() if _is_larger(fields.get(name), size)}
     for name in ("head_dim", "num_key_value_heads", "vocab_size"):
@@ -88,7 +89,7 @@ def _shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
         if kind is AutoConfig and declared is not None and declared.model_type in CONFIG_MAPPING:
             kind = CONFIG_MAPPING[declared.model_type]
         if isinstance(kind, type) and mine is not None and kind is not AutoConfig:
-            chosen[name] = _shrunk(kind, mine) | {"model_type": getattr(kind, "model_type", "")}
+            chosen[name] = shrunk(kind, mine) | {"model_type": getattr(kind, "model_type", "")}
     return chosen | {name: value for name, value in overrides.items() if name not in getattr(cls, "sub_configs", {})}
 
 
