@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
     from normlens.analysis import Analysis, difference
-    from normlens.lens import Lens, load
     from normlens.corpus.opening import open_result as open
+    from normlens.lens import Lens, load
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
