@@ -20,9 +20,11 @@ ORDER = [
     ("prepared",),
     ("capture",),
     ("settings", "streaming", "encoding", "provenance", "weights", "loading"),
+    ("memory",),
     ("analysis", "observe", "collect"),
     ("lens",),
     ("summary", "corpus", "alignment", "attribution", "plots", "viewer", "families"),
+    ("opening",),
     ("experiments",),
     ("cli",),
 ]

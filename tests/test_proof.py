@@ -83,7 +83,7 @@ WRONG = {
     "shift forgotten": ("marian", "decoder", on_norm(lambda norm: replace(norm, bias=None))),
     "norm on the branch forgotten": ("gemma2", "decoder", lambda site: replace(site, branch=())),
     "constant on the branch": ("gpt2", "decoder", lambda site: replace(site, branch=(Scale(0.5),))),
-    "constant on the residual": ("t5", "decoder", lambda site: replace(site, residual_scale=0.5)),
+    "constant on the residual": ("t5", "decoder", lambda site: replace(site, residual_steps=(Scale(0.5),))),
     "residual taken behind the norm": ("gpt2", "decoder", lambda site: replace(site, residual=site.x)),
     "residual is the sum": ("bert", "encoder", lambda site: replace(site, residual=site.total)),
     "another value map": (

@@ -22,7 +22,7 @@ from normlens.anatomy.interface import AttentionCall, answering, evaluating
 from normlens.anatomy.textbook import textbook_inputs
 from normlens.anatomy.trace import call_arguments, tensor_at
 from normlens.anatomy.watch import Watcher
-from normlens.decompose.attend import attend
+from normlens.decompose.attend import BLOCK_NUMBERS, attend, attend_diagonal
 from normlens.decompose.block import BlockTensors
 from normlens.decompose.gated import factors, gated_pairs
 from normlens.decompose.heads import repeat_values
@@ -199,7 +199,12 @@ class _Run:
             return output
         pending.values = call.value.to(self._request.dtype)
         work = self._work(site, pending.values, call.query.shape[2])
-        output = attend(inputs, work.feed)
+        found = attend_diagonal(inputs) if not self._request.needs.maps and _long(call) else None
+        if found is not None:
+            output, diagonal = found
+            work.take_diagonal(diagonal)
+        else:
+            output = attend(inputs, work.feed)
         pending.pairs = work.result(output)
         return output
 
@@ -312,3 +317,8 @@ def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
     if place.sequence_first:
         return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)
     return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])
+
+
+def _long(call: AttentionCall) -> bool:
+    """Whether the weights would not fit in one block."""
+    return call.query.shape[0] * call.query.shape[1] * call.query.shape[2] * call.key.shape[2] > BLOCK_NUMBERS

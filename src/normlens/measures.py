@@ -189,7 +189,8 @@ def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
         return torch.full_like(block.tensors.projected[..., 0], 0.5)
     residual = block.residuals[place]
     assert residual is not None, "maps with a residual look at the residual sum or behind it"
-    return torch.linalg.vector_norm(residual, dim=-1)
+    norms: Tensor = torch.linalg.vector_norm(residual, dim=-1)
+    return norms
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ def _by_word(block: Block, name: str, settings: Settings, query_words: Tensor, k
     if settings.words == "vectors" and name == "af_norm":
         return by_word.average_queries(by_word.word_weighted_norms(block, key_words), query_words)
     if settings.words == "vectors" and name == "x_norm":
-        return torch.linalg.vector_norm(by_word.add_keys(block.tensors.x.transpose(1, 2), key_words), dim=1)
+        lengths: Tensor = torch.linalg.vector_norm(by_word.add_keys(block.tensors.x.transpose(1, 2), key_words), dim=1)
+        return lengths
     if settings.words == "vectors" and found.place is not None:
         parts = by_word.word_part_norms(block, found.place, query_words, key_words)
         return by_word.average_queries(parts, query_words)

@@ -79,3 +79,48 @@ def _seen(mask: Tensor | None, start: int, stop: int, keys: int) -> int:
         return keys
     hidden = bool((mask[..., start:stop, beyond:] <= floor).all())
     return beyond if hidden else keys
+
+
+def attend_diagonal(
+    inputs: AttentionInputs,
+) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query"]] | None:
+    """The output and each position's weight on itself, at the price of fused attention; None where that cannot be had.
+
+    Fused kernels keep `log sum_j exp(score_ij)` of each row, and `alpha_ii = exp(score_ii - that)`: for mixing ratios no
+    weight of another pair has to exist, so the memory of a long sequence stays linear.
+    """
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if (
+        query.device.type != "cpu"
+        or inputs.bias is not None
+        or inputs.softcap is not None
+        or value.shape[-1] != key.shape[-1]
+        or key.shape[2] != query.shape[2]
+        or not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+    ):
+        return None
+    group = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (key, value))
+    causal = inputs.mask is not None and _is_causal(inputs.mask)
+    mask = None if causal or inputs.mask is None else inputs.mask.expand(-1, -1, query.shape[2], -1)
+    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=mask, scale=inputs.scaling
+    )
+    scores = torch.linalg.vecdot(query.to(log_sum.dtype), key.to(log_sum.dtype)) * inputs.scaling
+    if mask is not None:
+        scores = scores + mask.diagonal(dim1=-2, dim2=-1)
+    return output.transpose(1, 2).contiguous(), (scores - log_sum).exp()
+
+
+def _is_causal(mask: Tensor) -> bool:
+    """Whether a mask hides exactly the later keys, and nothing else; looked at in blocks, since it is quadratic."""
+    if mask.shape[-2] != mask.shape[-1]:
+        return False
+    floor, length = torch.finfo(mask.dtype).min / 2, mask.shape[-1]
+    position = torch.arange(length, device=mask.device)
+    for start in range(0, length, 1024):
+        rows = mask[..., start : start + 1024, :]
+        later = position > position[start : start + 1024, None]
+        if not bool(torch.where(later, rows <= floor, rows == 0).all()):
+            return False
+    return True

@@ -106,6 +106,14 @@ class PairWork:
             if start <= query < stop and key < keys:
                 self._sampled[n] = alpha[batch, :, query - start, key]
 
+    def take_diagonal(self, diagonal: Float[Tensor, "batch head query"]) -> None:
+        """Take each position's weight on itself where no pair is wanted; every row of textbook attention sums to 1."""
+        assert not self.needs.maps, "maps need the weights"
+        if self._diagonal is not None:
+            self._diagonal.copy_(diagonal)
+        if self._totals is not None:
+            self._totals.fill_(1)
+
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> Pairs:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
         return Pairs(
