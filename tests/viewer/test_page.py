@@ -331,7 +331,10 @@ def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view
         page.wait_for_selector("svg[data-complete]")
     svg = ElementTree.fromstring(download(page, "svg"))
     text = " ".join("".join(svg.itertext()).split())
-    assert svg.tag == "{http://www.w3.org/2000/svg}svg" and "model synthetic" in text and "The man went" in text
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg" and "The man went to the store." in text
+    drawn = " ".join(text for element in svg.iter("{http://www.w3.org/2000/svg}text") for text in element.itertext())
+    assert "model synthetic · dtype float32 · normlens 0.1.0" in drawn and "encoder self-attention" in drawn
+    assert view != "compare" or "linear scale shared by all layers" in drawn
     image = Image.open(io.BytesIO(download(page, "png")))
     assert image.width == 2 * round(float(svg.get("width"))) and len(np.unique(np.asarray(image.convert("L")))) > 20
 
@@ -340,6 +343,7 @@ def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view
 def test_a_phone_shows_it_all_without_scrolling_sideways(opened, document, view) -> None:
     page = opened(document, f"view={view}", width=360, height=740)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("h1").bounding_box()["height"] < 45
 
 
 def test_names_and_tables_for_those_who_listen(opened, document) -> None:
