@@ -151,6 +151,19 @@ def test_batch_size_and_workers_do_not_show(lens, reference: CorpusResult, tmp_p
     pd.testing.assert_frame_equal(reference.tokens, other.tokens, rtol=1e-9)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_compiled_loop_counts_the_same(
+    lens, reference: CorpusResult, tmp_path: Path, monkeypatch, compiled
+) -> None:
+    pytest.importorskip("numba")
+    from normlens.corpus import kernels
+
+    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0 if compiled else 10**12)
+    source = reference.folder.parent / "corpus.txt"
+    other = corpus_statistics(lens, source, tmp_path / "out", pairs=True, covariates={"rank": RANKS})
+    same(reference, other)
+
+
 def test_files_are_deterministic_and_plain(lens, reference: CorpusResult, tmp_path: Path) -> None:
     source = reference.folder.parent / "corpus.txt"
     other = corpus_statistics(lens, source, tmp_path / "out", pairs=True, covariates={"rank": RANKS}, per_token=True)

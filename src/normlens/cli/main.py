@@ -15,6 +15,8 @@ COMMANDS = {
     "info": "info",
     "families": "families",
     "corpus": "corpus",
+    "reproduce": "reproduce",
+    "compare": "compare",
     "view": "view",
     "align": "align",
     "aer": "aer",

@@ -1,7 +1,7 @@
 """Open a pickle that may hold plain data only: containers, strings, numbers, and numpy arrays of numbers.
 
 The attention data of Clark et al. 2019 (`unlabeled_attn.pkl`) is a pickle, and a pickle can name any function to be
-called on load. This one can name three, none of which does anything but build an array.
+called on load. This one can name a handful, none of which does anything but build an array of numbers.
 """
 
 from __future__ import annotations
@@ -15,23 +15,44 @@ import numpy as np
 from normlens.errors import InputError
 
 
-def _array(*arguments: Any) -> np.ndarray:
-    kind, shape, code = arguments
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError("only plain arrays are admitted")
-    return np.ndarray.__new__(np.ndarray, shape, np.dtype(code))
+class _Kind:
+    """Stands for a numpy dtype until an array needs it: a real one could be given fields of objects by the pickle."""
+
+    def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
+        self.dtype = np.dtype(code)
+        if self.dtype.kind not in "biufc":
+            raise pickle.UnpicklingError(f"arrays of numbers are admitted, not of {code!r}")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if any(part is not None for part in state[2:5]):  # parts of a structured type
+            raise pickle.UnpicklingError("structured arrays are not admitted")
+        self.dtype = self.dtype.newbyteorder(state[1])
 
 
-def _dtype(code: str, align: bool = False, copy: bool = False) -> np.dtype[Any]:
-    found = np.dtype(code, align=align, copy=copy)
-    if found.hasobject:
-        raise pickle.UnpicklingError("arrays of objects are not admitted")
-    return found
+class _Array(np.ndarray):
+    """An array whose content arrives after it was made, as numpy pickles them, checked on the way."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        version, shape, kind, by_column, raw = state
+        if not isinstance(kind, _Kind) or not isinstance(raw, bytes | str):
+            raise pickle.UnpicklingError("an array must consist of numbers")
+        content = raw.encode("latin1") if isinstance(raw, str) else raw
+        super().__setstate__((version, shape, kind.dtype, by_column, content))
 
 
-def _scalar(dtype: np.dtype[Any], content: bytes | str) -> Any:
+def _reconstruct(*arguments: Any) -> np.ndarray:
+    return _Array.__new__(_Array, (0,), np.int8)
+
+
+def _from_buffer(content: Any, kind: _Kind, shape: Any, order: str, axes: Any = None) -> np.ndarray:
+    if axes is not None:
+        raise pickle.UnpicklingError("arrays in rows or columns are admitted, not in other orders")
+    return np.frombuffer(content, dtype=kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
+def _scalar(kind: _Kind, content: bytes | str) -> Any:
     raw = content.encode("latin1") if isinstance(content, str) else content
-    return np.frombuffer(raw, dtype=dtype)[0]
+    return np.frombuffer(raw, dtype=kind.dtype)[0]
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
@@ -42,11 +63,12 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 _ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Kind,
     ("_codecs", "encode"): _encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _array for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }
 
 

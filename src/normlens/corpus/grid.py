@@ -82,14 +82,20 @@ class Grid:
     def bins(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Bin of each value, from 0 to `size - 1`; the values must be numbers (NaN is for the caller to refuse)."""
         patterns = values.to(torch.float32).contiguous().view(torch.int32).reshape(-1)
-        index = patterns.bitwise_right_shift(_MANTISSA - self.resolution)
+        index = patterns.bitwise_right_shift(self.shift)
         if len(index) and int(index.min()) < 0:
             index += 1 << (8 + self.resolution)
             return self.table.index_select(0, index).view(values.shape)
-        return self._upper.index_select(0, index).view(values.shape)
+        return self.upper.index_select(0, index).view(values.shape)
+
+    @property
+    def shift(self) -> int:
+        """How many trailing bits of a pattern the look-up ignores."""
+        return _MANTISSA - self.resolution
 
     @cached_property
-    def _upper(self) -> Int[Tensor, " pattern"]:
+    def upper(self) -> Int[Tensor, " pattern"]:
+        """The half of the table that positive numbers need, indexed by the shifted pattern itself."""
         return self.table[1 << (8 + self.resolution) :]
 
     def coarsening(self, coarse: Grid) -> Int[np.ndarray, " bin"]:

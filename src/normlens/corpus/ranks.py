@@ -78,7 +78,7 @@ class Ties:
         state, pattern = (array.reshape(-1, size)[groups].astype(np.int64) for array in (self.state, self.pattern))
         low = np.where(state == 1, pattern, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(state == 1, pattern, np.iinfo(np.int64).min).max(axis=0)
-        return ~(state == 2).any(axis=0) & (low >= high)
+        return np.asarray(~(state == 2).any(axis=0) & (low >= high))
 
     def _meet(self, bins: Int[np.ndarray, " pair"], patterns: Int[np.ndarray, " pair"]) -> None:
         order = np.argsort(bins, kind="stable")
@@ -135,8 +135,27 @@ class CrossedCounts:
         self._by_x.add(by_x.reshape(-1))
         self._by_y.add(by_y.reshape(-1))
         self.x_ties.update(fine.reshape(-1), x.reshape(-1))
+        self.meet_y(at_y, y, group)
+
+    def meet_y(self, at_y: Bins, y: Float[Tensor, "*shape"], group: Int[Tensor, "*shape"]) -> None:
+        """Note which bins of y were met, and whether they hold one value."""
         y_group = (at_y.fine + group * self.y.fine.size).reshape(-1)
         self.y_ties.update(y_group, y.expand(group.shape).reshape(-1))
+
+    def reserve(self, pairs: int) -> None:
+        """Make room for so many pairs before they are counted from outside."""
+        self._by_x.reserve(pairs)
+        self._by_y.reserve(pairs)
+
+    @property
+    def hot_by_x(self) -> Int[np.ndarray, " cell"]:
+        """The first table, flat: (group, coarse y, fine x)."""
+        return self._by_x.hot.numpy()
+
+    @property
+    def hot_by_y(self) -> Int[np.ndarray, " cell"]:
+        """The second table, flat: (group, fine y, coarse x)."""
+        return self._by_y.hot.numpy()
 
     def merge(self, other: CrossedCounts) -> None:
         """Add the counts of another part of the data."""
@@ -207,7 +226,7 @@ class _Counts:
         self.counts = np.zeros(0, dtype=np.int64)
 
     def add(self, index: Int[Tensor, " pair"]) -> None:
-        self._reserve(len(index))
+        self.reserve(len(index))
         self.hot.scatter_add_(0, index, torch.ones(1, dtype=torch.int32).expand(len(index)))
 
     def add_sparse(self, cells: Int[np.ndarray, " cell"], counts: Int[np.ndarray, " cell"]) -> None:
@@ -215,7 +234,7 @@ class _Counts:
         if total > _HOT_LIMIT:
             self._add_cold(cells, counts)
             return
-        self._reserve(total)
+        self.reserve(total)
         self.hot.numpy()[cells] += counts.astype(np.int32)
 
     def sparse(self, rows: Int[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " cell"], Int[np.ndarray, " cell"]]:
@@ -234,7 +253,7 @@ class _Counts:
         cells, counts = self.sparse(rows)
         return {"cell": compact(cells), "count": compact(counts)}
 
-    def _reserve(self, amount: int) -> None:
+    def reserve(self, amount: int) -> None:
         if self.added + amount > _HOT_LIMIT:
             hot = np.flatnonzero(self.hot.numpy())
             self._add_cold(hot, self.hot.numpy()[hot].astype(np.int64))

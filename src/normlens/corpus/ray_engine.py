@@ -66,8 +66,6 @@ class RayEngine:
             fn_constructor_args=(shared,),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=self.workers),
-            max_restarts=-1,
-            max_task_retries=-1,
         )
         for row in data.iter_rows():
             yield _unpacked(row)

@@ -25,7 +25,7 @@ class Reduced:
     @property
     def means(self) -> Float[np.ndarray, "batch head position"]:
         """The mean over the queries."""
-        return self.total / self.count
+        return np.asarray(self.total / self.count)
 
     def times(self, other: Reduced) -> Reduced:
         """This quantity, nowhere negative, times one with a single value per position: ‖αf‖ from alpha and ‖f‖."""

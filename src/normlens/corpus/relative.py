@@ -45,7 +45,9 @@ class RelativeMeans:
         """Means of one row, NaN at an offset that never occurred; nothing at all is an error."""
         if not self.count.any():
             raise InputError("a mean of nothing has no value: no map has been taken in")
-        return np.divide(self.total[row], self.count, out=np.full(len(self.count), np.nan), where=self.count > 0)
+        means = np.full(len(self.count), np.nan)
+        np.divide(self.total[row], self.count, out=means, where=self.count > 0)
+        return means
 
     def state(self) -> dict[str, np.ndarray]:
         """Everything, as arrays."""

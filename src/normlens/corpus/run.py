@@ -345,7 +345,5 @@ def _vocabulary(tokenizer: Any) -> list[str]:
 
 def _flagged(correlations: pd.DataFrame) -> list[dict[str, Any]]:
     wide = correlations[correlations["flagged"].astype(bool)]
-    return [
-        {**row, "bound": float(row["bound"])}
-        for row in wide[["site", "x", "y", "category", "bound"]].to_dict("records")
-    ]
+    names = ["site", "x", "y", "category", "bound"]
+    return [dict(zip(names, row, strict=True)) for row in wide[names].itertuples(index=False, name=None)]

@@ -153,6 +153,12 @@ def _tsv(path: Path, columns: Columns) -> Iterator[Record | Flaw]:
     yield from _delimited(path, columns, "\t")
 
 
+class _Tabs(csv.excel_tab):
+    """TSV has no quoting: a quotation mark in a sentence is a quotation mark."""
+
+    quoting = csv.QUOTE_NONE
+
+
 def _delimited(path: Path, columns: Columns, delimiter: str) -> Iterator[Record | Flaw]:
     """Rows of a table; columns given as numbers (from 0) mean that there is no header."""
     flaws: list[Flaw] = []
@@ -164,9 +170,7 @@ def _delimited(path: Path, columns: Columns, delimiter: str) -> Iterator[Record 
             else:
                 yield line + "\n"
 
-    # TSV has no quoting: a quotation mark in a sentence is a quotation mark.
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
-    reader = csv.reader(clean(), delimiter=delimiter, quoting=quoting)
+    reader = csv.reader(clean(), _Tabs if delimiter == "\t" else csv.excel)
     header: list[str] | None = None
     numbered = (columns.text or "").isdigit()
     while True:
@@ -240,7 +244,7 @@ def _pickle(path: Path, columns: Columns) -> Iterator[Record | Flaw]:
         raise InputError(f"the pickle must hold a list of dictionaries with tokens: {path} holds {type(rows).__name__}")
     for number, row in enumerate(rows, 1):
         tokens = row.get("tokens") if isinstance(row, dict) else None
-        if _is_strings(tokens):
+        if tokens is not None and _is_strings(tokens):
             yield Record(f"{path}:{number}", tokens=tuple(map(str, tokens)))
         else:
             yield Flaw(f"{path}:{number}", "not a dictionary with a list of tokens")
@@ -254,10 +258,10 @@ def _row(place: str, row: dict[str, Any], columns: Columns) -> Record | Flaw:
         tags = tags.split()
     if columns.tags is not None:
         words = text.split() if isinstance(text, str) else text
-        if not _is_strings(words) or not _is_strings(tags) or len(words) != len(tags):
+        if not _is_strings(words) or not _is_strings(tags) or len(words or ()) != len(tags or ()):
             return Flaw(place, "tags need one word each: the words and the tags differ in number or are no strings")
-        return Record(place, words=tuple(words), tags=tuple(tags))
-    if _is_strings(text):
+        return Record(place, words=tuple(words or ()), tags=tuple(tags or ()))
+    if text is not None and _is_strings(text):
         return Record(place, words=tuple(text))
     if not isinstance(text, str) or not text.strip():
         return Flaw(place, f"the text is {'empty' if isinstance(text, str) else 'no string'}")

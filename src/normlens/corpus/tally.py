@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normlens.corpus import kernels
 from normlens.corpus.batches import Batch, generator
 from normlens.corpus.grid import Bins
 from normlens.corpus.histogram import Histogram
@@ -241,13 +242,33 @@ class SiteUpdate:
         for name, reduced in self.reduced.items():
             self._moments(name, reduced)
             self.owner.per_token.setdefault((self.result.kind, name), []).append(reduced.means.mean(axis=1))
+        counted = self._counted_together()
         for name in self.plan.histograms:
-            self._histogram(name)
+            if name != counted:
+                self._histogram(name)
         for name in self.plan.relative:
             self._relative(name)
         for x, y in self.plan.correlate:
-            self._correlation(x, y)
+            self._correlation(x, y, ranked=x == counted)
         self._sample()
+
+    def _counted_together(self) -> str | None:
+        """The weights that a compiled loop counted, ranks and histogram in one pass; None where it could not."""
+        for x, y in self.plan.correlate:
+            if x in self.plan.histograms and level_of(x) == "pair" and level_of(y) == "key" and self.keep is None:
+                weights, norms = self.values[x], self.values[y]
+                counts = self.tally.rank_counts(self.result.kind, x, y)
+                if isinstance(counts, CrossedCounts) and norms.shape[1] == weights.shape[1] and kernels.usable(weights):
+                    heads = weights.shape[1]
+                    group = self.category.unsqueeze(1).expand(norms.shape)
+                    rows = group * heads + torch.arange(heads).unsqueeze(1)
+                    kernels.count_weights(counts, self._histogram_of(x, heads), weights, norms, group, rows)
+                    return x
+        return None
+
+    def _histogram_of(self, name: str, heads: int) -> Histogram:
+        rows = len(self.plan.categories) * heads
+        return self.statistics.histograms.setdefault(name, Histogram(scale_of(name).coarse, rows))
 
     def _product(self) -> Reduced:
         alpha, f_norm = self.reduced["alpha"], self.reduced["f_norm"]
@@ -271,22 +292,20 @@ class SiteUpdate:
     def _histogram(self, name: str) -> None:
         bins = self._bins(name)
         heads = bins.coarse.shape[1]
-        grid = scale_of(name).coarse
         rows = self.category.unsqueeze(1) * heads + torch.arange(heads).unsqueeze(1)  # batch, head, position
         coarse = bins.coarse
         if coarse.ndim == 4:
             rows = rows.unsqueeze(2)
             if self.keep is not None:
                 rows, coarse = (tensor.expand(bins.coarse.shape)[..., self.keep] for tensor in (rows, coarse))
-        histograms = self.statistics.histograms
-        histograms.setdefault(name, Histogram(grid, len(self.plan.categories) * heads)).add(rows, coarse)
+        self._histogram_of(name, heads).add(rows, coarse)
 
     def _relative(self, name: str) -> None:
         maps = self.values[name]
         relative = self.statistics.relative
         relative.setdefault(name, RelativeMeans(maps.shape[1], self.plan.reach)).add(maps, self.keep)
 
-    def _correlation(self, x: str, y: str) -> None:
+    def _correlation(self, x: str, y: str, ranked: bool) -> None:
         x_value, y_value = self.values[x], self.values[y]
         if x_value.ndim < y_value.ndim:
             x, y, x_value, y_value = y, x, y_value, x_value
@@ -296,8 +315,9 @@ class SiteUpdate:
         group = self.category[:, None, None, :] if paired else self.category[:, None, :]
         group = group.expand(y_wide.shape)
         keep = self.keep if paired else None
-        counts = self.tally.rank_counts(self.result.kind, x, y)
-        counts.update(x_wide, y_wide, group, keep, self._bins(x) if x_wide.shape == x_value.shape else None)
+        if not ranked:
+            counts = self.tally.rank_counts(self.result.kind, x, y)
+            counts.update(x_wide, y_wide, group, keep, self._bins(x) if x_wide.shape == x_value.shape else None)
         self._pearson(x, y, x_wide, y_wide, keep)
 
     def _pearson(

@@ -111,8 +111,8 @@ def check_all_captured(lens: Lens) -> None:
         body(**run_arguments(body, few_tokens(body)))
     if recorder.trace.products != len(lens.anatomy.sites):
         raise AnatomyError(
-            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights and "
-            f"values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
+            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights "
+            f"and values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
         )
 
 

@@ -1,0 +1,219 @@
+"""What an experiment found: findings, tables of numbers, pictures; as plain data and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from normlens.corpus.files import write_json, write_whole
+from normlens.experiments.published import Published
+from normlens.plots import save_figure
+
+RESULTS, REPORT = "results.json", "report.html"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One measured number, beside what was published for the same model and data (often nothing)."""
+
+    row: str
+    column: str
+    measured: float
+    decimals: int = 2
+    published: tuple[Published, ...] = ()
+    bound: float = 0.0  # a certain bound on the error of the measured number, where it is not exact
+
+    def text(self) -> str:
+        """The measured number for people."""
+        return formatted(self.measured, self.decimals)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: one comparison per published value; where there is none, the verdict says so."""
+        return {
+            "row": self.row,
+            "column": self.column,
+            "measured": self.measured,
+            **({"bound": self.bound} if self.bound else {}),
+            "published": [
+                {
+                    "value": known.value,
+                    "source": known.source,
+                    "place": known.place,
+                    "difference": self.measured - known.value,
+                    "verdict": known.verdict(self.measured),
+                }
+                for known in self.published
+            ],
+            "verdict": "; ".join(f"{known.short}: {known.verdict(self.measured)}" for known in self.published)
+            or "nothing published for this model and data",
+        }
+
+
+def formatted(value: float, decimals: int) -> str:
+    """A number with a real minus sign; whole numbers with thin thousands."""
+    if value != value:
+        return "–"
+    text = f"{value:,.{decimals}f}"
+    return (text[1:] if float(text.replace(",", "")) == 0 and text.startswith("-") else text).replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: rows and columns of numbers, and words beside the rows."""
+
+    name: str  # of its file
+    title: str
+    place: str  # in the paper
+    numbers: tuple[Number, ...]
+    rows: Mapping[str, str]  # key -> how the row is called
+    columns: Mapping[str, str]
+    note: str = ""
+    folded: bool = False  # the numbers behind a figure: there for those who open it
+
+    def at(self, row: str, column: str) -> Number | None:
+        """The number in a cell, where there is one."""
+        return next((n for n in self.numbers if (n.row, n.column) == (row, column)), None)
+
+    def value(self, row: str, column: str) -> float:
+        """The measured number in a cell that exists."""
+        found = self.at(row, column)
+        if found is None:
+            raise KeyError(f"{self.name} has no number in {row}, {column}")
+        return found.measured
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where published numbers come from, in order."""
+        return tuple(dict.fromkeys(known.short for number in self.numbers for known in number.published))
+
+    def frame(self) -> pd.DataFrame:
+        """A wide table, published columns beside measured ones where there are any."""
+        records = []
+        for row, title in self.rows.items():
+            record: dict[str, Any] = {"row": title}
+            for column, heading in self.columns.items():
+                number = self.at(row, column)
+                record[heading] = None if number is None else number.measured
+                for source in self.sources:
+                    known = [] if number is None else [p for p in number.published if p.short == source]
+                    record[f"{heading} [{source}]"] = known[0].value if known else None
+            records.append(record)
+        frame = pd.DataFrame(records)
+        empty = [name for name in frame.columns if name.endswith("]") and frame[name].isna().all()]
+        return frame.drop(columns=empty)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the paper, drawn."""
+
+    name: str
+    title: str
+    place: str
+    caption: str
+    figure: Figure = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, evaluated on the model at hand."""
+
+    name: str
+    claim: str
+    place: str
+    holds: bool
+    measured: str  # one plain sentence with its numbers
+    rule: str  # when the claim counts as holding
+    paper: str  # what the paper found on its own model
+    values: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name, "claim": self.claim, "place": self.place, "holds": self.holds, "rule": self.rule,
+            "measured": self.measured, "paper": self.paper, "values": dict(self.values),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that one experiment found on one model and corpus."""
+
+    experiment: str
+    title: str
+    paper: str  # key of the reference
+    record: Mapping[str, Any]
+    summary: str  # what it comes to, in a sentence or two
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...]
+    pictures: tuple[Picture, ...]
+    notes: tuple[str, ...]
+    beside: tuple[str, ...]  # models and data that the published numbers on show belong to
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return str(self.record["model"]["name"])
+
+    def table(self, name: str) -> Table:
+        """A table by its name."""
+        return next(table for table in self.tables if table.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return {
+            "experiment": self.experiment,
+            **dict(self.record),
+            "published_for": list(self.beside),
+            "summary": self.summary,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "tables": {
+                table.name: {
+                    "title": table.title,
+                    "place": table.place,
+                    "numbers": [number.to_dict() for number in table.numbers],
+                }
+                for table in self.tables
+            },
+            "notes": list(self.notes),
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Report, figures, tables and results into a folder; the report's path."""
+        from normlens.experiments.report import page
+
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / "tables").mkdir(parents=True, exist_ok=True)
+        for picture in self.pictures:
+            save_figure(picture.figure, folder / "figures" / picture.name)
+        for table in self.tables:
+            write_text(folder / "tables" / f"{table.name}.csv", table.frame().to_csv(index=False))
+        write_json(folder / RESULTS, self.to_dict())
+        write_text(folder / REPORT, page(self, folder))
+        return folder / REPORT
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file or none."""
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(text.encode())
+
+    write_whole(path, write)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results that a run left in its folder."""
+    return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
+
+
+def holding(findings: Sequence[Finding]) -> str:
+    """How many claims hold, in words."""
+    count = sum(finding.holds for finding in findings)
+    return f"{count} of {len(findings)} claims hold"
