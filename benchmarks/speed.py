@@ -169,10 +169,9 @@ def _child(case: str) -> dict[str, float]:
         before = _status("VmRSS")
         work()
         return {"peak": _status("VmHWM"), "before": before}
-    else:
-        lens, inputs = llama(), batch(1, 8192)
-        times = best({"plain": plain(lens, inputs), "mixing": analysis(lens, inputs, [], ["attnresln_n"])}, 2)
-        return {"ratio": times["mixing"] / times["plain"], "peak": _peak()}
+    lens, inputs = llama(), batch(1, 8192)
+    times = best({"plain": plain(lens, inputs), "mixing": analysis(lens, inputs, [], ["attnresln_n"])}, 2)
+    return {"ratio": times["mixing"] / times["plain"], "peak": _peak()}
     return {"peak": _peak()}
 
 
