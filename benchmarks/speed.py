@@ -172,7 +172,6 @@ def _child(case: str) -> dict[str, float]:
     lens, inputs = llama(), batch(1, 8192)
     times = best({"plain": plain(lens, inputs), "mixing": analysis(lens, inputs, [], ["attnresln_n"])}, 2)
     return {"ratio": times["mixing"] / times["plain"], "peak": _peak()}
-    return {"peak": _peak()}
 
 
 def _peak() -> float:
