@@ -91,14 +91,11 @@ class Observer:
         self._settings = settings
         self._family = family
         self._dtype = dtype
-        self._samples: dict[tuple[object, ...], Tensor] = {}
 
     def sample(self, site: Site, batch: int, queries: int, keys: int) -> Int[Tensor, "pair 3"]:
         """The pairs of this site that the proof will rebuild."""
-        shape = (site.kind, batch, queries, keys)
-        if shape not in self._samples:
-            self._samples[shape] = pick_pairs(*self._masks(site, batch, queries, keys), diagonal=site.kind != "cross")
-        return self._samples[shape]
+        masks = self._masks(site, batch, queries, keys)
+        return pick_pairs(*masks, diagonal=site.kind != "cross", seed=site.layer)
 
     def observe(self, site: Site, tensors: BlockTensors) -> tuple[Block, SiteResult]:
         """Measure one site and prove it."""

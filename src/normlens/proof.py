@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,15 +100,16 @@ def pick_pairs(
     query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"], diagonal: bool, seed: int = 0
 ) -> Int[Tensor, "pair 3"]:
     """A seeded handful of real pairs (batch, query, key), the first of them on the diagonal where there is one."""
-    generator = torch.Generator().manual_seed(seed)
+    drawn = Random(seed)
 
     def one_of(mask: Tensor) -> int:
-        real = mask.nonzero().flatten()
-        return int(real[torch.randint(len(real), (), generator=generator)])
+        real = int(mask.sum())
+        at = drawn.randrange(real)
+        return at if real == len(mask) else int(mask.nonzero()[at])
 
     pairs = []
     for n in range(SPOT_CHECKS):
-        batch = int(torch.randint(query_mask.shape[0], (), generator=generator))
+        batch = drawn.randrange(query_mask.shape[0])
         query = one_of(query_mask[batch])
         pairs.append((batch, query, query if diagonal and n == 0 else one_of(key_mask[batch])))
     return torch.tensor(pairs)
