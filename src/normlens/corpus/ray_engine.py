@@ -5,6 +5,7 @@ What an actor returns is a unit's whole tally, so nothing is counted twice: a un
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -60,6 +61,7 @@ class RayEngine:
     def _results(self, ray: Any, shared: Any, window: list[Unit]) -> Iterator[Done]:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the run has a progress bar of its own
         rows = [{"unit": pickle.dumps(unit)} for unit in window]
         data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             RayWorker,
