@@ -130,8 +130,10 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
         return np.array([*column.rates, *[np.nan] * (deepest - len(column.rates))])
 
     methods = tuple(label_of(name).name.replace("ATTN", "") or "·" for name in MAPS)
+    names = {"weight": "{}\nα", "contribution": "{}\n‖αf‖", "": ""}
     marks = {"sep": "SEP", "cls": "CLS", "comma_period": ", ."}
-    keys = [(category, what) for category in _SHARES for what in ("weight", "contribution")]
+    # A place without a value stands between two categories, so that no line joins them.
+    keys = [(category, what) for category in _SHARES for what in ("weight", "contribution", "")][:-1]
     panels = [
         Curves(
             "mean mixing ratio", "%",
@@ -149,7 +151,7 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
                 Curve(look, np.array([c.taken.get(key, np.nan) for key in keys]))
                 for look, c in zip(looks, columns, strict=True)
             ),
-            places=tuple(f"{marks[category]}\n{'α' if what == 'weight' else '‖αf‖'}" for category, what in keys), x=" ",
+            places=tuple(names[what].format(marks[category]) for category, what in keys), x="α: weight, ‖αf‖: contribution",
         ),
     ]  # fmt: skip
     figure = plot_series(panels, (), "", size=(2.6, 1.9), provenance=line)
