@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
-EXTRAS := .[fast,translation,gguf]
+EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
 
 .PHONY: setup demo test test-real bench lint types clean
 
@@ -28,7 +28,7 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 -m "not real"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"  # one thread per worker: two pools on two cores only wait for each other
 
 test-real: setup
 	$(BIN)/python -m pytest -m real

@@ -12,6 +12,7 @@ from normlens.cli.analyze import analyze, write_files
 from normlens.cli.common import open_lens, writable_folder
 from normlens.encoding import readable
 from normlens.measures import MAPS
+from normlens.plots import plot_maps, save_figure
 
 TEXT = "The man went to the store."
 PAIR = "He bought a gallon of milk."
@@ -50,7 +51,14 @@ def main() -> None:
     """Analyse, print, draw, explain."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    folder = writable_folder(parser.parse_args().out)
+    parser.add_argument("--picture", type=Path, help="only draw the picture of the README to this path")
+    arguments = parser.parse_args()
+    if arguments.picture is not None:
+        analysis = open_lens(None).analyze(TEXT, pair=PAIR)
+        dataset = analysis.sites["encoder"]
+        save_figure(plot_maps(dataset, layers=[1, 3, 5], provenance=analysis.provenance_line()), arguments.picture)
+        return
+    folder = writable_folder(arguments.out)
     analyze(TEXT, pair=PAIR)
     analysis = open_lens(None).analyze(TEXT, pair=PAIR)
     files = write_files(analysis, folder)

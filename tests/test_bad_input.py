@@ -148,3 +148,11 @@ def test_a_family_that_cannot_be_read() -> None:
     with pytest.raises(AnatomyError, match=r"in 'mamba' no softmax met values"):
         Lens(model).anatomy  # noqa: B018
     assert snapshot(model) == before
+
+
+def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normlens import memory
+
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10)
+    with pytest.raises(InputError, match=r"must fit in memory.*leave out alpha and af_norm.*stream\(\)"):
+        lens_of("bert").analyze("the cat")

@@ -20,6 +20,7 @@ ORDER = [
     ("prepared",),
     ("capture",),
     ("settings", "streaming", "encoding", "provenance", "weights", "loading"),
+    ("memory",),
     ("analysis", "observe", "collect"),
     ("lens",),
     ("summary", "corpus", "alignment", "attribution", "plots", "viewer", "families"),

@@ -50,8 +50,8 @@ def minilm_facts(analysis: normlens.Analysis) -> str:
     norms = analysis["f_norm"].sel(layer=4).mean("head").values
     mixing = analysis.mixing_ratio("attnresln_n").mean("query").values
     return (
-        f"In layer 4 the other positions put {weight:.0%} of their attention weight on `[CLS]` on average, but it brings "
-        f"{attention:.0%} of what attention adds (ATTN-N) and {whole:.1%} of the whole block (ATTNRESLN-N): its "
+        f"In layer 4 the other positions put {weight:.0%} of their attention weight on `[CLS]` on average, but it "
+        f"brings {attention:.0%} of what attention adds (ATTN-N) and {whole:.1%} of the whole block (ATTNRESLN-N): its "
         f"transformed vectors have a mean norm of {norms[0]:.2f}, those of the others {norms[1:].mean():.2f}. Over the "
         f"six layers, other positions bring between {mixing.min():.0%} and {mixing.max():.0%} of a vector on average "
         f"(mixing ratio, ATTNRESLN-N)."
@@ -68,8 +68,8 @@ def translation_facts(analysis: normlens.Analysis) -> str:
     links = [f"{written[i]}–{site.key_tokens[j]}".replace("▁", "") for i, j in enumerate(best)]
     return (
         f"Over all layers, target positions put {weight:.0%} of their weight on the end mark `</s>` and take "
-        f"{norm:.0%} of the source's contribution from it. Row maxima of ATTN-N in layer 5, named by the token that each target "
-        f"position is about to write: {', '.join(links)}. No alignment was trained."
+        f"{norm:.0%} of the source's contribution from it. Row maxima of ATTN-N in layer 5, named by the token that "
+        f"each target position is about to write: {', '.join(links)}. No alignment was trained."
     )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
     from normlens.analysis import Analysis, difference
+    from normlens.corpus.opening import open_result as open
     from normlens.lens import Lens, load
-    from normlens.opening import open_result as open
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
@@ -24,7 +24,7 @@ _PUBLIC = {
     "Lens": ("normlens.lens", "Lens"),
     "difference": ("normlens.analysis", "difference"),
     "load": ("normlens.lens", "load"),
-    "open": ("normlens.opening", "open_result"),
+    "open": ("normlens.corpus.opening", "open_result"),
 }
 
 __all__ = ["Aligner", "Analysis", "Lens", "difference", "load", "open"]

@@ -183,7 +183,9 @@ class _Run:
         i = self._next(module)
         if i in self._pending:
             with self._watcher.paused():
-                self._attended(self._pending[i], product.alpha, product.values, product.heads)
+                site = self._pending[i].site
+                shared = product.values[:, :: site.heads // site.kv_heads]  # heads of a group have the same
+                self._attended(self._pending[i], product.alpha, shared, product.heads)
                 self._complete(i)
 
     def _unwatched(self, site: Site, call: AttentionCall) -> Tensor:

@@ -54,9 +54,14 @@ class Encoded:
         return self.source if kind == "cross" else self.queries(kind)
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of source and target positions."""
+        return len(self.source.ids), 0 if self.target is None else len(self.target.ids)
+
+    @property
     def length(self) -> int:
         """The number of positions, both sides together."""
-        return len(self.source.ids) + (0 if self.target is None else len(self.target.ids))
+        return sum(self.lengths)
 
 
 def readable(token: str) -> str:

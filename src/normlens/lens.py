@@ -24,6 +24,7 @@ from normlens.decompose.words import WordMode
 from normlens.encoding import Encoded, Encoder, Text, Tokens, collate
 from normlens.errors import InputError
 from normlens.loading import EMBEDDED_NAME, check_model, default_model, load_pretrained
+from normlens.memory import check_fits
 from normlens.observe import Observer, Positions, SiteResult, merge_words
 from normlens.prepared import WeightCache
 from normlens.proof import Subject, check_output
@@ -149,6 +150,7 @@ class Lens:
             self._encode(*item, generate=generate, truncate=truncate, pretokenized=pretokenized)
             for item in zip(texts, pairs, targets, strict=True)
         ]
+        check_fits(settings, [sequence.lengths for sequence in encoded])
         found = self._analyze_encoded(encoded, settings, batch_size, progress)
         return found[0] if single else found
 

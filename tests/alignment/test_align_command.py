@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from normlens import lens as lens_module
 from normlens.alignment.formats import read_alignments
+from normlens.alignment.layers import Agreement
 from normlens.cli.align import align
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
@@ -64,8 +65,11 @@ def test_talp_marks_what_only_one_direction_has(text: list[str]) -> None:
 
 
 @pytest.mark.parametrize("cut", ["", "0-0\n", "whole lines", "half a line"])
-def test_an_interrupted_run_goes_on_where_it_stopped(text: list[str], tmp_path: Path, cut: str) -> None:
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    text: list[str], tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "links"
+    monkeypatch.setattr(Agreement, "auto", lambda self, setting: (1, 2))
     run(*text, "--out", str(out))
     whole = out.read_bytes()
     record = json.loads((tmp_path / "links.run.json").read_text())
@@ -73,8 +77,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(text: list[str], tmp_path: 
     lines = whole.splitlines(keepends=True)
     kept = {"": b"", "0-0\n": lines[0], "whole lines": b"".join(lines[:3]), "half a line": b"".join(lines[:2]) + b"0-"}
     out.write_bytes(kept[cut])
+    monkeypatch.setattr(Agreement, "auto", lambda self, setting: (3,))  # a new choice would be another one
     run(*text, "--out", str(out), "--resume")
     assert out.read_bytes() == whole
+    assert json.loads((tmp_path / "links.run.json").read_text()) == record
 
 
 def test_a_run_is_not_resumed_with_other_settings(text: list[str], tmp_path: Path) -> None:
@@ -83,7 +89,7 @@ def test_a_run_is_not_resumed_with_other_settings(text: list[str], tmp_path: Pat
     code, _, message = run(*text, *out, "--resume", "--setting", "awo")
     assert code == 2 and "choices was" in message
     (tmp_path / "links.run.json").unlink()
-    assert "record" in run(*text, *out, "--resume")[2]
+    assert "left its record" in run(*text, *out, "--resume")[2]
     assert "--out" in run(*text, "--resume")[2]
 
 
@@ -92,6 +98,9 @@ def test_unequal_files_are_an_error_before_anything_is_written(text: list[str], 
         file.write("encore\n")
     code, out, message = run(*text)
     assert code == 2 and out == "" and "7 and 8 lines" in message
+    (tmp_path / "target").unlink()
+    code, out, message = run(*text)
+    assert code == 2 and out == "" and "target does not" in message
 
 
 def test_links_from_a_file_are_symmetrized_with_the_models(text: list[str], tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_layers_that_read_their_input_are_told_from_those_that_read_their_output
     assert "    4  " in counted.table("awi") and counted.table("awi").count("*") == 3
 
 
+def test_a_map_that_does_not_move_is_no_alignment() -> None:
+    """Layer 2 looks at one place whatever is decoded: its own readings agree fully, and that must not count."""
+    still = np.full((4, 5), 0.1)
+    still[:, 0] = 1
+    right = np.eye(4, 5) + 0.1
+    before, after = np.roll(right, 1, axis=0), np.roll(right, -1, axis=0)
+    counted = Agreement.of(LAYERS, np.stack([right, still, after]), np.stack([before, still, right]))
+    assert counted.matrix[1, 1] == 1
+    assert counted.auto("awi") == (1,) and counted.auto("awo") == (4,)
+
+
 def test_where_no_layer_stands_out_the_best_one_is_taken() -> None:
     rows = np.full((1, 3, 4), 0.1)
     rows[0, :, 1] = 1

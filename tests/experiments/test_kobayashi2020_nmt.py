@@ -83,3 +83,32 @@ def test_gold_that_does_not_fit_is_refused(files: dict[str, Path]) -> None:
     files["gold"].write_text("\n\n\n\n\n")
     with pytest.raises(InputError, match="sure gold link"):
         run(model=lens("marian"), **files)
+
+
+def test_the_command_hands_over_every_option(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import typer
+    from typer.testing import CliRunner
+
+    from normlens.cli import reproduce as command
+
+    monkeypatch.setattr(command, "open_lens", lambda name: lens("marian"))
+    app = typer.Typer()
+    app.command()(command.reproduce)
+    truth = read_alignments(files["gold"], one_based=True).lines
+    (tmp_path / "truth").write_text("".join(format_line(line) + "\n" for line in truth))
+    texts = [text for name, path in files.items() for text in (f"--{name}", str(path))]
+    truth_file = f"={tmp_path / 'truth'}"
+    arguments = [
+        "kobayashi2020-nmt", "--model", "tiny", *texts, "--gold-one-based", "--out", str(tmp_path / "out"), "--json",
+        "--other", f"one{truth_file}", "--other-swapped", f"two{truth_file}", "--gradient", "li", "--gradient-pairs", "2",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.exception
+    found = json.loads(result.stdout)
+    assert found["others"]["one"] == 0 and found["others"]["two"] > 0
+    assert found["gradients"]["Li et al. 2016"]["pairs"] == 2
+    assert (tmp_path / "out" / "report.json").exists()
+    wrong = CliRunner().invoke(app, [*arguments, "--other", "nothing"])
+    assert isinstance(wrong.exception, InputError) and "NAME=FILE" in str(wrong.exception)

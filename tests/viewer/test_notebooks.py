@@ -120,6 +120,7 @@ def test_outside_a_notebook_the_page_opens_in_the_browser(monkeypatch: pytest.Mo
     page = Path(address)
     assert page.stat().st_mode & 0o077 == 0
     assert "normlens-data" in page.read_text(encoding="utf-8")
+    assert str(page) in repr(view)
     page.unlink()
 
 

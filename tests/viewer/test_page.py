@@ -8,6 +8,7 @@ import io
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import xarray as xr
 from PIL import Image
 
+from normlens.viewer.page import save_html
 from normlens.viewer.payload import payload
 from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
 
@@ -219,6 +221,14 @@ def test_mixing_is_the_ratio_of_every_layer_and_token(opened, document, data) ->
     np.testing.assert_allclose(means, values.mean(axis=1), atol=6e-4)
 
 
+def test_a_run_with_ratios_alone_opens_at_them(opened, data) -> None:
+    page = opened(payload({"encoder": data[["mixing_attn_n"]].assign_coords(key=data["key"])}))
+    assert page.locator("nav [data-view]:visible").all_text_contents() == ["Mixing"]
+    values = data["mixing_attn_n"].transpose("layer", "query").values
+    got = np.array([float(row["mixing_attn_n"]) for row in rows_of(page)]).reshape(values.shape)
+    np.testing.assert_allclose(got, values, rtol=2**-10)
+
+
 def test_flow_is_the_product_of_the_normalized_maps(opened, document, data) -> None:
     page = opened(document, "view=flow&query=6")
     maps = shares(data["attnresln_n"].values)
@@ -237,7 +247,7 @@ def test_flow_is_the_product_of_the_normalized_maps(opened, document, data) -> N
         assert share == pytest.approx(after[layer][query] * maps[layer - 1][query, key], rel=3e-3)
     assert "Feed-forward blocks are not in it" in page.locator(".flow").inner_text()
     page.locator(".output-target[data-index='2']").click()
-    page.wait_for_function("location.hash.includes('query=2')")
+    page.wait_for_url(lambda url: "query=2" in url)
 
 
 def test_alignment_links_are_row_maxima(opened, sites) -> None:
@@ -250,7 +260,7 @@ def test_alignment_links_are_row_maxima(opened, sites) -> None:
     assert [row["key_token"] for row in rows] == [SOURCE[i] for i in best]
     assert [row["written_token"] for row in rows] == [*TARGET[1:], ""]
     page.get_by_role("button", name="Written").click()
-    page.wait_for_function("location.hash.includes('written=true')")
+    page.wait_for_url(lambda url: "written=true" in url)
     assert page.locator(".links ~ .row-label").first.text_content() == "The"
 
 
@@ -259,7 +269,7 @@ def test_keys_change_layer_head_and_view_and_the_address_restores_them(opened, d
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("m")
-    page.wait_for_function("location.hash.includes('head=2')")
+    page.wait_for_url(lambda url: "head=2" in url)
     assert page.locator("[data-control=head]").input_value() == "1"
     page.keyboard.press("2")
     page.wait_for_selector(".overview")
@@ -276,17 +286,17 @@ def test_tokens_and_thumbnails_are_walked_through_by_keyboard(opened, document) 
     page = opened(document, "layer=1")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    page.wait_for_function("location.hash.includes('query=1')")
+    page.wait_for_url(lambda url: "query=1" in url)
     assert page.locator("[data-part=line]").inner_text() == "the at position 1"
     page.keyboard.press("2")
     page.wait_for_selector("svg[data-complete]")
     page.locator(".thumb[data-chosen]").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("location.hash.includes('head=2')")
+    page.wait_for_url(lambda url: "head=2" in url and "layer" not in url)  # layer 2 is where the page opens
     page.keyboard.press("Enter")
     page.wait_for_selector(".compare")
-    assert page.locator("[data-measure=af_norm] h3").inner_text() == "‖αf(x)‖, head 2"
+    assert page.locator("[data-measure=af_norm] h2").inner_text() == "‖αf(x)‖, head 2"
     assert page.locator("[data-control=layer]").input_value() == "1"
 
 
@@ -303,11 +313,11 @@ def test_find_marks_tokens_and_enter_walks_through_them(opened, document) -> Non
     page.keyboard.type("the")
     assert page.locator(".found").inner_text() == "2 found"
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('query=1')")
+    page.wait_for_url(lambda url: "query=1" in url)
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('query=5')")
+    page.wait_for_url(lambda url: "query=5" in url)
     page.keyboard.press("Escape")
-    page.wait_for_function("!location.hash.includes('query')")
+    page.wait_for_url(lambda url: "query" not in url)
     assert page.locator(".found").inner_text() == ""
 
 
@@ -321,7 +331,10 @@ def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view
         page.wait_for_selector("svg[data-complete]")
     svg = ElementTree.fromstring(download(page, "svg"))
     text = " ".join("".join(svg.itertext()).split())
-    assert svg.tag == "{http://www.w3.org/2000/svg}svg" and "model synthetic" in text and "The man went" in text
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg" and "The man went to the store." in text
+    drawn = " ".join(text for element in svg.iter("{http://www.w3.org/2000/svg}text") for text in element.itertext())
+    assert "model synthetic · dtype float32 · normlens 0.1.0" in drawn and "encoder self-attention" in drawn
+    assert view != "compare" or "linear scale shared by all layers" in drawn
     image = Image.open(io.BytesIO(download(page, "png")))
     assert image.width == 2 * round(float(svg.get("width"))) and len(np.unique(np.asarray(image.convert("L")))) > 20
 
@@ -330,6 +343,7 @@ def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view
 def test_a_phone_shows_it_all_without_scrolling_sideways(opened, document, view) -> None:
     page = opened(document, f"view={view}", width=360, height=740)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("h1").bounding_box()["height"] < 45
 
 
 def test_names_and_tables_for_those_who_listen(opened, document) -> None:
@@ -346,6 +360,24 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
     assert page.get_by_role("button", name="Matrix").get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.parametrize("view", ["compare&query=3&table=true", "compare&draw=matrix", "overview", "mixing", "flow"])
+def test_an_accessibility_checker_finds_nothing(chromium, document, tmp_path, view) -> None:
+    axe = Path(__file__).parents[2] / "src/normlens/viewer/front/node_modules/axe-core/axe.min.js"
+    if not axe.exists():
+        pytest.skip("axe-core is not installed: run `npm ci` in src/normlens/viewer/front")
+    path = save_html(document, tmp_path / "page.html")
+    context = chromium.new_context(
+        bypass_csp=True, color_scheme="dark"
+    )  # the checker is a script of ours, not the page's
+    page = context.new_page()
+    page.goto(f"{path.as_uri()}#view={view}")
+    page.wait_for_selector(".view > *")
+    page.add_script_tag(path=axe)
+    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
+    context.close()
+    assert found == []
+
+
 ROOTS = """() => {
     const numbers = new Float64Array(2e6).map((_, i) => i % 97);
     const start = performance.now();
@@ -356,7 +388,7 @@ ROOTS = """() => {
 
 
 def test_512_tokens_answer_quickly(opened) -> None:
-    data = dataset(long_text(512), layers=4, heads=2)
+    data = dataset(long_text(512), layers=3, heads=1)
     page = opened(payload({"encoder": data}), "layer=1")
     for view in ("1", "4", "3"):
         page.keyboard.press(view)

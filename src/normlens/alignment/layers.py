@@ -2,11 +2,14 @@
 
 A decoder's row can be read in two ways: with the token it takes in (`awi`) or with the token it puts out (`awo`).
 Both are guesses at the same thing, the source word of that token, and come from different rows. Where a layer's links
-in one reading agree with *some* layer's links in the other, both are likely right: two wrong guesses have no reason to
-meet. For layers l and k let
+in one reading agree with *some other* layer's links in the other reading, both are likely right: two wrong guesses have
+no reason to meet. For layers l and k let
 
     agreement(l, k) = F1 of the arg-max links of layer l read as `awi` and of layer k read as `awo`
-    awi(l) = max over k of agreement(l, k)        awo(l) = max over k of agreement(k, l)
+    awi(l) = max over k ≠ l of agreement(l, k)        awo(l) = max over k ≠ l of agreement(k, l)
+
+The layer itself is left out: its two readings are neighbouring rows of one map, which agree wherever the map moves
+slowly, most of all in a model that has not learned to align yet.
 
 A layer belongs to the reading in which it agrees more. `auto` takes all layers that belong to the asked-for reading,
 `best` the one that agrees most.
@@ -80,7 +83,10 @@ class Agreement:
         """Each layer's agreement in that reading."""
         if setting not in SETTINGS:
             raise InputError(f"A setting is one of {', '.join(SETTINGS)}: {setting!r} is neither.")
-        best = self.matrix.max(axis=1 if setting == "awi" else 0)
+        matrix = self.matrix
+        if len(self.layers) > 1:
+            np.fill_diagonal(matrix, 0.0)
+        best = matrix.max(axis=1 if setting == "awi" else 0)
         return {layer: float(value) for layer, value in zip(self.layers, best, strict=True)}
 
     def best(self, setting: str) -> int:

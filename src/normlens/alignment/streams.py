@@ -53,17 +53,19 @@ def record_path(out: Path) -> Path:
     return out.with_name(out.name + ".run.json")
 
 
-def check_same_run(out: Path, record: dict[str, Any]) -> None:
-    """A resumed run must be the run that was interrupted: same models, same choices."""
+def check_same_run(out: Path, record: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """A resumed run must be the run that was interrupted: same models, same choices; returns the layers it had."""
     path = record_path(out)
-    if not path.exists():
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         raise InputError(
-            f"Only a run that left its record can be resumed: {path} is missing. Start again without --resume."
-        )
-    before = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("choices", "models", "layers", "format"):
+            f"Only a run that left its record can be resumed: {path} cannot be read. Start again without --resume."
+        ) from None
+    for key in ("choices", "models", "format"):
         now = json.loads(json.dumps(record.get(key)))
         if before.get(key) != now:
             raise InputError(
                 f"A run is resumed with the settings it began with: {key} was {before.get(key)}, now it is {now}."
             )
+    return {name: tuple(layers) for name, layers in before["layers"].items()}

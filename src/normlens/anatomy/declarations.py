@@ -30,16 +30,16 @@ def _block_sparse(config: Any) -> str | None:
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (
-        "its attention_type is block_sparse, which looks at blocks of keys outside of any softmax over all keys; load the "
-        'model with attention_type="original_full"'
+        "its attention_type is block_sparse, which looks at blocks of keys outside of any softmax over all keys; load "
+        'the model with attention_type="original_full"'
     )
 
 
 DECLARATIONS: dict[str, Declaration] = {
     "big_bird": Declaration(refuse=_block_sparse),
     "bigbird_pegasus": Declaration(refuse=_block_sparse),
-    # Zamba's shared block is attention, normalization, feed-forward, linear map; only then it meets the residual stream,
-    # inside the next Mamba layer. So at the attention there is no residual.
+    # Zamba's shared block is attention, normalization, feed-forward, linear map; only then it meets the residual
+    # stream, inside the next Mamba layer. So at the attention there is no residual.
     "zamba": Declaration(joins_nothing=True),
     "zamba2": Declaration(joins_nothing=True),
 }

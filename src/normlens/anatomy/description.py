@@ -73,8 +73,8 @@ class LinearMap:
         if type(self.module) is nn.Linear:
             return self.module.weight.detach().T
         if isinstance(self.module, Conv1D):
-            weight: Tensor = self.module.weight.detach()
-            return weight
+            weight: Tensor = self.module.weight
+            return weight.detach()
         return self._asked()[0]
 
     def bias(self) -> Float[Tensor, " output"] | None:
@@ -102,6 +102,18 @@ class LinearMap:
 _RESHAPES = {"view": "reshape", "_unsafe_view": "reshape", "_reshape_alias": "reshape"}
 
 
+#: One operation that gives a tensor another layout: its name, its arguments, and which of its results counts.
+Layout = tuple[str, tuple[object, ...], int | None]
+
+
+def laid_out(tensor: Tensor, steps: tuple[Layout, ...]) -> Tensor:
+    """The tensor after these operations."""
+    for name, arguments, index in steps:
+        result = getattr(torch.ops.aten, _RESHAPES.get(name, name))(tensor, *arguments)
+        tensor = result if index is None else result[index]
+    return tensor
+
+
 @dataclass(frozen=True)
 class ParameterMap:
     """An affine map that no module of its own does: a product with a parameter in the middle of a model's code."""
@@ -109,7 +121,8 @@ class ParameterMap:
     module: nn.Module  # in whose code the product stands
     weight: Tensor
     shift: Tensor | None
-    steps: tuple[tuple[str, tuple[object, ...]], ...]  # the operations that lay the weight out as (input, output)
+    steps: tuple[Layout, ...]  # the operations that lay the weight out as (input, output)
+    shift_steps: tuple[Layout, ...]
     path: str
 
     @cached_property
@@ -120,14 +133,12 @@ class ParameterMap:
 
     def matrix(self) -> Float[Tensor, "input output"]:
         """`W`, so that the map is `x @ W + b`."""
-        weight = self.weight.detach()
-        for name, arguments in self.steps:
-            weight = getattr(torch.ops.aten, _RESHAPES.get(name, name))(weight, *arguments)
+        weight = laid_out(self.weight.detach(), self.steps)
         return weight.reshape(weight.shape[-2], weight.shape[-1])
 
     def bias(self) -> Float[Tensor, " output"] | None:
         """`b`, or None where the map has none."""
-        return None if self.shift is None else self.shift.detach()
+        return None if self.shift is None else laid_out(self.shift.detach(), self.shift_steps)
 
     def parameters(self) -> tuple[Tensor, ...]:
         """The tensors that decide what the map does."""
@@ -151,7 +162,10 @@ class Norm:
 
     def gamma(self) -> Tensor | None:
         """The scale, or None where the normalization has none."""
-        return None if self.weight is None else self.weight.detach() + self.offset
+        if self.weight is None or self.offset == 0:
+            return None if self.weight is None else self.weight.detach()
+        # `1 + weight` has more digits than a half-precision weight, and families add in float32.
+        return self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
     def beta(self) -> Tensor | None:
         """The shift, or None where the normalization has none."""

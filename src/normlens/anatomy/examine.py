@@ -67,8 +67,9 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:
     """A few ordinary token ids, enough to see every attention of a text model at work."""
     config = getattr(model, "config", None)
-    parts: tuple[Any, ...] = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
-    size = next((part.vocab_size for part in parts if isinstance(getattr(part, "vocab_size", None), int)), None)
+    parts = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
+    sizes = (getattr(part, "vocab_size", None) for part in parts)
+    size = next((size for size in sizes if isinstance(size, int)), None)
     if not isinstance(size, int):
         raise AnatomyError(
             f"a model is read on a few tokens and so must have a vocabulary: {family_of(model)!r} has none; "

@@ -1,4 +1,4 @@
-"""Find attention that a model's own code does, by following the weights from the softmax to the product with the values.
+"""Find attention that a model's own code does: follow the weights from the softmax to the product with the values.
 
 Many families do not hand their attention to transformers' interface. At the level of PyTorch's dispatcher they all do
 the same: a softmax, perhaps a mask or a copy, and one batched product with the values. `Follower` watches operations
@@ -114,8 +114,8 @@ class Follower:
             if known[1] is None or weights.ndim != 3 or weights.shape[0] != known[1][0] * known[1][1]:
                 raise AnatomyError(
                     "attention weights must be one number per batch, head, query and key: weights of shape "
-                    f"{tuple(weights.shape)} met values of shape {tuple(values.shape)}, so this attention does not look "
-                    "at all keys at once; see docs/adding_a_family.md"
+                    f"{tuple(weights.shape)} met values of shape {tuple(values.shape)}, so this attention does not "
+                    "look at all keys at once; see docs/adding_a_family.md"
                 )
             self.waiting.pop(self._origin[id(weights)], None)
             by_head, product = (values, result) if not turned else (values.mT, result.mT)

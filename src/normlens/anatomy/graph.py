@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normlens.anatomy.description import AffineMap, LinearMap, OperationKey, ParameterMap, Place
+from normlens.anatomy.description import AffineMap, Layout, LinearMap, OperationKey, ParameterMap, Place
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
 
@@ -39,6 +39,7 @@ SAME = {
         "dropout",
     ]
 }
+_SPLITS = {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"}
 ADD = {"aten::add", "aten::add_"}
 MULTIPLY = {"aten::mul", "aten::mul_"}
 DIVIDE = {"aten::div", "aten::div_"}
@@ -119,7 +120,7 @@ class Graph:
             return None
         found = self._parameter(weight)
         shift = self._parameter(bias) if bias is not None else None
-        if found is None or (bias is not None and (shift is None or shift[1])):
+        if found is None or (bias is not None and shift is None):
             return None
         if operation.name == "aten::bmm" and self.trace.tensors[weight.number].shape[0] != 1:
             return None
@@ -129,24 +130,32 @@ class Graph:
         return Linear(
             value,
             given,
-            ParameterMap(scope.module, found[0], None if shift is None else shift[0], found[1], scope.path),
+            ParameterMap(
+                scope.module,
+                found[0],
+                None if shift is None else shift[0],
+                found[1],
+                () if shift is None else shift[1],
+                scope.path,
+            ),
             operation.index,
             operation.index + 1,
             self._place(Place(scope.module, scope.path, "input", (position,), scope.occurrence, key), value),
             self._place(Place(scope.module, scope.path, "output", (0,), scope.occurrence, key), given),
         )
 
-    def _parameter(self, operand: object) -> tuple[Tensor, tuple[tuple[str, tuple[object, ...]], ...]] | None:
+    def _parameter(self, operand: object) -> tuple[Tensor, tuple[Layout, ...]] | None:
         """The parameter behind an operand, and the operations that gave it another layout."""
         if not isinstance(operand, Value):
             return None
-        steps: list[tuple[str, tuple[object, ...]]] = []
+        steps: list[Layout] = []
         number = operand.number
         while number in self.trace.producer:
             operation = self.trace.operations[self.trace.producer[number]]
-            if operation.name not in SAME or len(operation.inputs) != 1:
+            if operation.name not in SAME | _SPLITS or len(operation.inputs) != 1:
                 return None
-            steps.append((operation.name.removeprefix("aten::"), tuple(operation.operands[1:])))
+            index = operation.outputs.index(number) if operation.name in _SPLITS else None
+            steps.append((operation.name.removeprefix("aten::"), tuple(operation.operands[1:]), index))
             number = operation.inputs[0]
         tensor = self.trace.tensors[number]
         return (tensor, tuple(reversed(steps))) if isinstance(tensor, nn.Parameter) else None
@@ -185,6 +194,31 @@ class Graph:
                 return self._place(place, value)
         raise self.stopped(f"{what} must be computed by the model to be seen", "it is not")
 
+    def copy_at_boundary(self, place: Place, value: int, *, onwards: bool) -> Place:
+        """A place at a module's boundary where the same numbers stand in another layout; the given one where none is.
+
+        Which operations a product is made of may change with the batch (PyTorch folds axes where memory allows); what
+        passes a boundary does not.
+        """
+        if place.operation is None:
+            return place
+        stack, seen = [value], set()
+        while stack:
+            current = stack.pop()
+            if current in seen or self.trace.tensors[current].numel() != self.trace.tensors[value].numel():
+                continue
+            seen.add(current)
+            found = self.at_boundary(current)
+            if found is not None and self.trace.tensors[current].ndim == 3:
+                return found
+            if onwards:
+                steps = [self.trace.operations[i] for i in self.trace.consumers[current]]
+                stack.extend(step.outputs[0] for step in steps if step.name in SAME)
+            elif current in self.trace.producer:
+                step = self.trace.operations[self.trace.producer[current]]
+                stack.extend(step.inputs if step.name in SAME else ())
+        return place
+
     def at_boundary(self, value: int) -> Place | None:
         """A place where this value passes a module's boundary."""
         given = [(self.trace.calls[index], "output") for index in self.trace.given_by[value]]
@@ -218,4 +252,4 @@ def is_linear(call: Call) -> bool:
     if len(call.inputs) != 1 or len(call.outputs) != 1:
         return False
     module: nn.Module = call.module
-    return isinstance(module, nn.Linear | Conv1D) or isinstance(getattr(module, "base_layer", None), nn.Linear)
+    return isinstance(module, nn.Linear | Conv1D) or isinstance(getattr(module, "base_layer", None), nn.Linear | Conv1D)

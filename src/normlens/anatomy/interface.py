@@ -39,7 +39,7 @@ class AttentionCall:
     options: Mapping[str, Any]
 
     def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
-        """Output and weights by the family's own eager function: masks, caps, sinks and biases are what it makes them."""
+        """Output and weights by the family's own eager function: masks, caps, sinks and biases as it makes them."""
         mask, indices = self.mask, self.options.get("indices")
         if indices is not None:
             mask = _only(indices, mask, self.query, self.key)

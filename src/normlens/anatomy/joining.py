@@ -149,7 +149,7 @@ def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
 
 
 def _same_block(graph: Graph, call: Call, summed: int) -> bool:
-    """Whether a call stands in the code that made the sum or in the same layer of a list, not behind the whole stack."""
+    """Whether a call stands in the code that made the sum or in the same layer of a list, not behind all layers."""
     parents = graph.event.parents
     layers = [index for index in parents if graph.trace.calls[index].path.rpartition(".")[2].isdigit()]
     return summed in (*call.parents, call.index) or (bool(layers) and layers[0] in call.parents)

@@ -7,6 +7,7 @@ a few vectors; the reconstruction proof then confirms it on the user's own data.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 
 import torch
@@ -29,11 +30,14 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
     like = next(iter(own.values()), None)
     dtype = like.dtype if like is not None else torch.get_default_dtype()
     device = like.device if like is not None else torch.device("cpu")
+    probe = module
+    if torch.finfo(dtype).bits < 32:  # too coarse to tell one normalization from another: ask a copy that is not
+        dtype, probe = torch.float32, copy.deepcopy(module).float()
     generator = torch.Generator().manual_seed(0)
     samples = (torch.randn(1, 4, width, generator=generator) * 3 + 1).to(device, dtype)
     with torch.no_grad():
         try:
-            observed, shift = _first(module(samples)), _first(module(torch.zeros_like(samples)))[0, 0]
+            observed, shift = _first(probe(samples)), _first(probe(torch.zeros_like(samples)))[0, 0]
         except Exception:
             return None  # it takes something else than one tensor of vectors: no normalization
     if observed.shape != samples.shape:
@@ -94,12 +98,14 @@ def _candidates(
     module: nn.Module, path: str, parameters: dict[str, nn.Parameter], shift: Tensor, eps: float
 ) -> Iterator[Norm]:
     # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
-    bias = next((p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach(), shift)), None)
-    scales: list[nn.Parameter | None] = [parameter for parameter in parameters.values() if parameter is not bias]
+    bias = next(
+        (p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach().to(shift), shift)), None
+    )
+    scales = [parameter for parameter in parameters.values() if parameter is not bias]
     named_bias = parameters.get("bias")
     if bias is None and named_bias is not None and len(parameters) == 2:
         bias, scales = named_bias, [parameter for parameter in scales if parameter is not named_bias]
     for centred in (True, False):
-        for weight in scales or [None]:
+        for weight in (*scales,) if scales else (None,):
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
                 yield Norm(module, path, centred, offset, weight, bias, eps)

@@ -27,8 +27,9 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
     for path, shape in trace.lost:
         if len(shape) >= 4 or _over_positions(trace, shape):
             raise AnatomyError(
-                f"every attention must be seen to be over all keys at once: in {family!r} at {path}, a softmax of shape "
-                f"{shape} never met its values as a whole (windows, blocks or hashes of keys); see docs/adding_a_family.md"
+                f"every attention must be over all keys at once: in {family!r} at {path}, a softmax of shape {shape} "
+                "never met values as a whole (windows, blocks or hashes of keys, or no attention at all); "
+                "see docs/adding_a_family.md"
             )
     if not trace.attentions:
         raise AnatomyError(
@@ -61,7 +62,8 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
     joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     x, value_map = find_values(graph)
-    projected, total = projection.linear.output, graph.visible(joined.total, "the residual sum")
+    projected = graph.copy_at_boundary(projection.linear.output, given, onwards=True)
+    total = graph.visible(joined.total, "the residual sum")
     if total.sequence_first:  # then so are the rows of products in the middle of the code, where no axis shows it
         projected, x = (replace(p, sequence_first=True) if p.operation is not None else p for p in (projected, x))
     return Site(

@@ -206,7 +206,7 @@ class Recorder(TorchDispatchMode):
                 self.number(product.value),
                 self.number(product.product),
                 product.alpha,
-                product.values,
+                _by_group(product.values),
                 product.heads,
                 index,
                 index + 1,
@@ -289,6 +289,20 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _by_group(values: Tensor) -> Tensor:
+    """The values once for each group of neighbouring heads that share them (batch kv_head key width)."""
+    heads = values.shape[1]
+    with _disable_current_modes():
+        if not bool(values.any()):  # values that are all zero say nothing about groups
+            return values
+        for groups in range(1, heads):
+            if heads % groups == 0:
+                shared = values[:, :: heads // groups]
+                if torch.equal(shared.repeat_interleave(heads // groups, dim=1), values):
+                    return shared
+    return values
 
 
 def _storage(tensor: Tensor) -> int:

@@ -25,10 +25,11 @@ def find_values(graph: Graph) -> tuple[Place, ValueMap | None]:
     if taken.numel() // taken.shape[-1] != graph.event.alpha.shape[0] * graph.event.alpha.shape[-1]:
         raise graph.stopped(
             "the values of all keys must come from one linear map",
-            f"the map takes {taken.numel() // taken.shape[-1]} vectors where there are {graph.event.alpha.shape[-1]} keys",
+            f"the map takes {taken.numel() // taken.shape[-1]} vectors for {graph.event.alpha.shape[-1]} keys",
         )
     columns = _columns(graph, first) if len(chain) == 1 else None
-    return first.input, None if columns is None else ValueMap(first.map, columns)
+    x = graph.copy_at_boundary(first.input, first.taken, onwards=False)
+    return x, None if columns is None else ValueMap(first.map, columns)
 
 
 def _own_start(graph: Graph) -> int:

@@ -1,7 +1,8 @@
 """Read tensors in the middle of a run that pass no module's boundary, and attention that no interface reports.
 
 The dispatcher is watched only inside the calls where something is to be read, so a family whose tensors all pass a
-boundary pays nothing. Operations are counted as in the trace: the `nth` of a name after the call began `segment` others.
+boundary pays nothing. Operations are counted as in the trace: the `nth` of a name after the call began `segment`
+others.
 """
 
 from __future__ import annotations
@@ -117,5 +118,5 @@ class Watcher(TorchDispatchMode):
 
     def _read(self, place: Place, args: Any, result: Any) -> None:
         index = place.key[0]
-        results = [tensor for _, tensor in tensors_in(result)]
-        self._seen(place, args[index] if place.side == "input" else results[index])
+        given = args if place.side == "input" else [tensor for _, tensor in tensors_in(result)]
+        self._seen(place, given[index])

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from normlens.cli.common import open_lens, progress_bar
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def align(
         bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")
     ] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Write each link's score behind it (0-0:0.9310).")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per pair: words, links, scores.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per pair: words, links from 0, scores.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file ends.")] = False,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
@@ -75,15 +78,17 @@ def align(
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.formats import read_alignments
     from normlens.alignment.streams import check_same_run, finished_lines, read_parallel, record_path
-    from normlens.lens import Lens, load
+    from normlens.lens import Lens
 
     if resume and out is None:
         raise InputError("Resuming needs the file to go on with: give --out with --resume.")
     if reverse_links is not None and symmetrize is None:
         raise InputError("Links from a file are symmetrized with the model's: say how with --symmetrize.")
 
+    first_pairs = _first_pairs(source, target)  # what is wrong with the text is said before a model is loaded
+
     def lens(name: str) -> Lens:
-        loaded = load(name)
+        loaded = open_lens(name)
         if device is not None:
             loaded.model.to(device)
         return loaded
@@ -110,23 +115,27 @@ def align(
         read = read_alignments(reverse_links, one_based=reverse_links_one_based, swap=reverse_links_swap)
         others = [line.possible for line in read.lines]
 
-    head_of_text = _first_pairs(source, target)
-    chosen_before = dict(aligner.choose_layers(head_of_text)) if head_of_text else {}
-    for name in chosen_before:
-        if name in aligner.agreements:
-            print(f"{name}:\n{aligner.agreements[name].table(setting)}", file=sys.stderr)
     style = {"one_based": one_based, "talp": talp, "scores": scores, "json": as_json}
-    record = {**aligner.record(), "format": style, "source": source.name, "target": target.name}
     skip = 0
-    if out is not None:
-        if resume and out.exists():
-            check_same_run(out, record)
-            skip = finished_lines(out)
-        record_path(out).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    resumed = resume and out is not None and out.exists()
+    if resumed and out is not None:
+        aligner.layers = check_same_run(out, {**aligner.record(), "format": style})
+        skip = finished_lines(out)
+    elif first_pairs:
+        aligner.choose_layers(first_pairs)
+    for name, agreement in aligner.agreements.items():
+        print(f"{name}:\n{agreement.table(setting)}", file=sys.stderr)
 
+    def keep_record() -> None:
+        if out is not None:
+            record = {**aligner.record(), "format": style, "source": source.name, "target": target.name}
+            record_path(out).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    if not resumed:
+        keep_record()  # before the first line, so that a run can be resumed wherever it stops
     problems: Counter[str] = Counter()
     total = _count(source)
-    with _opened(out, skip) as file, _progress(total, skip) as advance:
+    with _opened(out, skip) as file, progress_bar("aligning") as progress:
         pairs = read_parallel(source, target, skip=skip)
         links = aligner.align(pairs, reverse_links=None if others is None else others[skip:])
         for number, pair in enumerate(links, start=skip + 1):
@@ -134,7 +143,10 @@ def align(
             if pair.problem:
                 problems[pair.problem] += 1
                 print(f"normlens: line {number} has no links: {pair.problem}", file=sys.stderr)
-            advance()
+            if total is not None:
+                progress(number, total)
+    if not resumed:
+        keep_record()  # a pipe's layers are known only now
     if problems:
         print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
     print(aligner.signature(), file=sys.stderr)
@@ -150,12 +162,15 @@ def _layers(text: str) -> str | list[int]:
 
 
 def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
-    """The text on which layers are chosen: the beginning of the input, so that a resumed run chooses the same."""
+    """The text on which layers are chosen: the beginning of the input, where it can be read twice."""
     from itertools import islice
 
     from normlens.alignment.aligner import WINDOW
     from normlens.alignment.streams import read_parallel
 
+    for path in (source, target):
+        if not path.exists():
+            raise InputError(f"Sentences are read from files that exist: {path} does not.")
     if not (source.is_file() and target.is_file()):
         return []
     return list(islice(read_parallel(source, target), WINDOW))
@@ -185,18 +200,3 @@ def _opened(out: Path | None, skip: int) -> Iterator[TextIO]:
         return
     with out.open("a" if skip else "w", encoding="utf-8", newline="\n") as file:
         yield file
-
-
-@contextmanager
-def _progress(total: int | None, done: int) -> Iterator[Any]:
-    """A bar on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("aligning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("aligning", total=total, completed=done)
-        yield lambda: bar.advance(task)

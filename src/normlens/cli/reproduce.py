@@ -52,6 +52,17 @@ def reproduce(
     gold: Annotated[Path | None, typer.Option(help="Translation: gold alignments.")] = None,
     gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="Gold links count words from 1.")] = False,
     gold_swap: Annotated[bool, typer.Option("--gold-swap", help="Gold links are written target-source.")] = False,
+    other: Annotated[
+        list[str] | None, typer.Option(help="Translation: another aligner's output, NAME=FILE, 0-based (repeat).")
+    ] = None,
+    other_swapped: Annotated[
+        list[str] | None, typer.Option(help="The same for an output that is written target-source (repeat).")
+    ] = None,
+    gradient: Annotated[
+        list[str] | None, typer.Option(help="Translation: a gradient baseline, li or ding (repeat).")
+    ] = None,
+    gradient_samples: Annotated[int, typer.Option(help="Noisy samples per gradient; above 1, SmoothGrad.")] = 1,
+    gradient_pairs: Annotated[int | None, typer.Option(help="Gradients on so many pairs only; they are slow.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a paper's experiment and write a report: which findings hold, every table, every figure."""
@@ -61,7 +72,13 @@ def reproduce(
     folder = writable_folder(out if out is not None else Path("reproduce") / name)
     if chosen.kind == "translation":
         files = {"model": model, "source": source, "target": target, "gold": gold}
-        _translation(chosen, files, folder, gold_one_based, gold_swap, as_json)
+        rows = {
+            "others": _others(other or [], swapped=False) | _others(other_swapped or [], swapped=True),
+            "gradients": tuple(gradient or ()),
+            "gradient_samples": gradient_samples,
+            "gradient_pairs": gradient_pairs,
+        }
+        _translation(chosen, files, folder, {"gold_one_based": gold_one_based, "gold_swap": gold_swap, **rows}, as_json)
         return
     from normlens.experiments.setup import Setup
 
@@ -89,17 +106,26 @@ def reproduce(
         _print(Console(), outcome, report)
 
 
+def _others(given: list[str], *, swapped: bool) -> dict[str, tuple[Path, bool]]:
+    """Rows for other aligners: name to file and orientation."""
+    found = {}
+    for text in given:
+        name, sign, path = text.partition("=")
+        if not (name and sign and path):
+            raise InputError(f"another aligner's output is given as NAME=FILE: got {text!r}")
+        found[name] = Path(path), swapped
+    return found
+
+
 def _translation(
-    chosen: Experiment, files: dict[str, Any], folder: Path, one_based: bool, swap: bool, as_json: bool
+    chosen: Experiment, files: dict[str, Any], folder: Path, options: dict[str, Any], as_json: bool
 ) -> None:
     missing = [f"--{name}" for name, value in files.items() if value is None]
     if missing:
         raise InputError(f"the translation experiment needs a model and gold alignments: give {', '.join(missing)}")
     lens = open_lens(files.pop("model"))
     with progress_bar("pairs") as progress:
-        report = chosen.load().run(
-            model=lens, **files, gold_one_based=one_based, gold_swap=swap, figures=folder, progress=progress
-        )
+        report = chosen.load().run(model=lens, **files, **options, figures=folder, progress=progress)
     if as_json:
         print_json(report.to_dict())
     else:

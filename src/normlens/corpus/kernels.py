@@ -64,7 +64,7 @@ def _installed() -> bool:
 def _compiled() -> Any:
     import numba
 
-    @numba.njit(cache=True)  # type: ignore[untyped-decorator]
+    @numba.njit(cache=True)
     def count(
         patterns: Any, table: Any, shift: int, coarse_of: Any, by_x: Any, by_y: Any, histogram: Any,
         y_coarse: Any, y_fine: Any, rows: Any, state: Any,

@@ -50,7 +50,7 @@ class BlockTensors:
     total: Float[Tensor, "batch query model"]
     norm: Step | None
     normalized: Float[Tensor, "batch query model"] | None
-    x: Float[Tensor, "batch key model"]
+    x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
     self_attends: bool  # False for cross-attention, where no key is the query
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None

@@ -24,7 +24,7 @@ from normlens.decompose.steps import Normalizing, Scaling, Step
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies the heads' outputs in one run, sorted by what it depends on; factors of `W_O` are not among them."""
+    """What multiplies the heads' outputs in one run, sorted by what it depends on; factors of `W_O` stand apart."""
 
     by_query_and_head: Float[Tensor, "batch query head 1"]
     gate: Float[Tensor, "batch query head width"] | None

@@ -16,15 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Below this many multiplications PyTorch's own operations are quick enough, and nobody should wait for a compiler.
+#: Nobody should wait for a compiler who asks for little: the loops are compiled when this many multiplications came at
+#: once, or ten times as many in all. Once they are there, small inputs may use them too.
 WORTH_COMPILING = 8_000_000
+WORTH_CALLING = 200_000
 _lock = threading.Lock()  # one caller at a time: not every threading layer of numba admits two
 
 
 def usable(work: int, *tensors: Tensor) -> bool:
     """Whether the compiled loops may take these tensors and are worth it."""
     fits = all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
-    return work >= WORTH_COMPILING and fits and _installed()
+    if not fits or not _installed():
+        return False
+    _asked.total += work
+    if not _asked.compiled and (work >= WORTH_COMPILING or _asked.total >= 10 * WORTH_COMPILING):
+        _asked.compiled = True
+    return _asked.compiled and work >= WORTH_CALLING
+
+
+class _Asked:
+    """How much work has come by so far, and whether the loops are compiled by now."""
+
+    total = 0
+    compiled = False
+
+
+_asked = _Asked()
 
 
 @cache

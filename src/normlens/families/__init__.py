@@ -1,1 +1,1 @@
-"""Which model families are analysed exactly, with evidence: tiny random-weight models of every type, checked one by one."""
+"""Which model families are analysed exactly, with evidence: a tiny random-weight model of each type, checked."""

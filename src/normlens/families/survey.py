@@ -67,6 +67,8 @@ def survey(family: str) -> Report:
         return examine_model(family, mapping, model)
     except NormlensError as error:
         return _refused(family, mapping, str(error))
+    except Exception as error:  # the table must name every family, also one that breaks in a way nobody foresaw
+        return _refused(family, mapping, f"the check itself failed: {_sentence(error)}")
 
 
 def _plain_run(model: nn.Module, padded: bool) -> None:
@@ -111,8 +113,8 @@ def check_all_captured(lens: Lens) -> None:
         body(**run_arguments(body, few_tokens(body)))
     if recorder.trace.products != len(lens.anatomy.sites):
         raise AnatomyError(
-            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights and "
-            f"values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
+            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights "
+            f"and values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections import Counter
@@ -11,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 import transformers
 
+from normlens.families.beyond_text import IMAGES, SOUNDS
 from normlens.families.survey import Report, survey
 from normlens.families.tiny import families
 
@@ -29,13 +31,22 @@ with random weights in float32, and checked with and without padding. `exact` me
 
 **{exact} of {total} families are exact.** The others are refused, with the reason below; nothing is returned for them.
 
-*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` in front of attention, `branch`
-between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention and the output
-projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width squared),
-`own code` means that attention does not go through transformers' interface and was followed from softmax to values,
-`text only` that the family also has images or sounds, which were not part of this check.
+*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` in front of attention,
+`branch` between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention
+and the output projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width
+squared), `own code` means that attention does not go through transformers' interface and was followed from softmax to
+values, `text only` that the family also has images or sounds, which were not part of this check. *Proof*: a bound on
+the largest relative error of all rebuilt vectors.
 
 """
+
+
+_BEYOND_TEXT = """`analyze_inputs` serves these encoders as well, since nothing but their tokens differs from text (each is
+proved in the tests): images {}; sounds {}."""
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
 
 
 def survey_all(
@@ -70,20 +81,34 @@ def counts(reports: Sequence[Report]) -> Counter[str]:
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
-    """The page of the documentation; it holds nothing that differs from machine to machine."""
+    """The page of the documentation."""
     exact = [report for report in reports if report.status == "exact"]
     refused = [report for report in reports if report.status != "exact"]
     lines = [_HEADER.format(version=transformers.__version__, exact=len(exact), total=len(reports))]
+    lines += ["## Exact", "", "| family | sites | norm | heads | key-value heads | notes | proof |"]
+    lines += ["|---|---|---|---|---|---|---|", *map(as_row, exact)]
     lines += [
-        "## Exact",
         "",
-        "| family | sites | norm | heads | key-value heads | notes |",
-        "|---|---|---|---|---|---|",
+        "## Images and sounds",
+        "",
+        _BEYOND_TEXT.format(", ".join(map(_code, IMAGES)), ", ".join(map(_code, SOUNDS))),
     ]
-    lines += [f"| `{r.family}` | {sites_text(r)} | {r.norm} | {r.heads} | {r.kv_heads} | {r.notes} |" for r in exact]
-    lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
-    lines += [f"| `{r.family}` | {_cell(r.reason)} |" for r in refused]
+    lines += ["", "## Refused", "", "| family | reason |", "|---|---|", *map(as_row, refused)]
     return "\n".join(lines) + "\n"
+
+
+def as_row(report: Report) -> str:
+    """One family's line of the page; the proof's error comes last, as it may differ between machines."""
+    if report.status != "exact":
+        return f"| `{report.family}` | {_cell(report.reason)} |"
+    cells = (f"`{report.family}`", sites_text(report), report.norm, report.heads, report.kv_heads, report.notes)
+    assert report.proof is not None, "an exact family has been proved"
+    return "| " + " | ".join(cells) + f" | < {_bound(report.proof):.0e} |"
+
+
+def _bound(error: float) -> float:
+    """The next power of ten above an error."""
+    return float(10.0 ** math.floor(math.log10(max(error, 1e-9)) + 1))
 
 
 def sites_text(report: Report) -> str:

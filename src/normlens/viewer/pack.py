@@ -27,15 +27,14 @@ def pack(values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16") -
     >>> unpack(pack(np.array([[0.25, 0.5]]))).tolist()
     [[0.25, 0.5]]
     """
-    values = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(values).all():
-        bad = int(np.size(values) - np.isfinite(values).sum())
+    bad = sum(int(layer.size - np.isfinite(layer).sum()) for layer in values)
+    if bad:
         raise InputError(
             f"The viewer draws finite numbers only: {bad} of {values.size} values are NaN or infinite. "
             "Look for the layer that produced them before drawing."
         )
     chunk = _f16_chunk if encoding == "f16" else _q8_chunk
-    chunks = [chunk(layer) for layer in values]
+    chunks = [chunk(np.asarray(layer, dtype=np.float64)) for layer in values]  # one layer at a time: maps are large
     return {
         "encoding": encoding,
         "shape": list(values.shape),

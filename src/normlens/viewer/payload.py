@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,17 +65,18 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
                 f"A span is start < stop within the {longest} positions: got {start} to {stop}. Count positions from 0."
             )
         data = data.isel({axis: slice(start, stop) for axis in ("query", "key") if axis in data.dims})
+    omitted = {m: why for m in HEAD_MAPS if m in data and (why := _omitted(2 * data[m].size, heads)) is not None}
     maps = {
         measure: values
         for measure in (*HEAD_MAPS, *LAYER_MAPS)
-        if (values := _array(data, measure, measure in HEAD_MAPS)) is not None
+        if measure not in omitted and (values := _array(data, measure, measure in HEAD_MAPS)) is not None
     }
     ratios = {
         str(variable).removeprefix(RATIO): np.asarray(data[variable].transpose("layer", "query").values)
         for variable in data.data_vars
         if str(variable).startswith(RATIO)
     }
-    if not maps and not ratios:
+    if not maps and not ratios and not omitted:
         raise InputError(
             f"The {name} site holds no map to draw. "
             f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + LAYER_MAPS)}."
@@ -88,14 +89,13 @@ def _site(name: str, data: xr.Dataset, span: tuple[int, int] | None, heads: bool
             *([] if f_norm is None else [f_norm]),
         ):
             values[layer, head] = 0.0
-    packed, omitted = _pack_maps(maps, f_norm, name, heads)
     site: dict[str, Any] = {
         "name": name,
         "layers": _numbers(data, "layer"),
         "heads": _numbers(data, "head") if "head" in data.dims else [],
         "query": _axis(data, "query", total["query"]),
         "key": _axis(data, "key" if "key" in data.dims else "query", total["key"] or total["query"]),
-        "maps": packed,
+        "maps": _pack_maps(maps, f_norm, name),
         "ratios": {m: pack(values) | _sign(values) for m, values in ratios.items()},
         "absent": absent,
         "omitted": omitted,
@@ -113,31 +113,29 @@ def _array(data: xr.Dataset, measure: str, per_head: bool) -> NDArray[Any] | Non
         raise InputError(
             f"The axes of {measure} must be {' '.join(dims)}: got {' '.join(map(str, data[measure].dims))}."
         )
-    return np.array(data[measure].transpose(*dims).values, dtype=np.float64)
+    return np.array(data[measure].transpose(*dims).values, dtype=np.float32)
 
 
-def _pack_maps(
-    maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: str, heads: bool | None
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _omitted(bytes_: int, heads: bool | None) -> str | None:
+    """Why a map per head is left out, or None where it is kept."""
+    if heads is False:
+        return "left out on request (heads=False)"
+    if heads is None and bytes_ > HEAVY_BYTES:
+        return f"left out: {bytes_ / 1e6:,.0f} MB for all heads; choose a span, or keep it with heads=True"
+    return None
+
+
+def _pack_maps(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: str) -> dict[str, Any]:
     """Each map packed, or a rule that gives it from another one; a rule is used only where the numbers confirm it."""
     packed: dict[str, Any] = {}
-    omitted: dict[str, str] = {}
     for measure, values in maps.items():
-        bytes_ = 2 * values.size
-        if measure in HEAD_MAPS and (heads is False or (heads is None and bytes_ > HEAVY_BYTES)):
-            omitted[measure] = (
-                "left out on request (heads=False)"
-                if heads is False
-                else f"left out: {bytes_ / 1e6:,.0f} MB for all heads; choose a span, or keep it with heads=True"
-            )
-            continue
         if (rule := _rule(measure, values, maps, f_norm, packed, site)) is not None:
             packed[measure] = rule
         else:
-            coarse: Encoding = "q8" if bytes_ > COARSE_BYTES and values.min(initial=0.0) >= 0 else "f16"
+            coarse: Encoding = "q8" if 2 * values.size > COARSE_BYTES and values.min(initial=0.0) >= 0 else "f16"
             packed[measure] = pack(values, coarse)
         packed[measure] |= _tops(values) | _sign(values)
-    return packed, omitted
+    return packed
 
 
 def _rule(
@@ -148,18 +146,20 @@ def _rule(
     packed: Mapping[str, Any],
     site: str,
 ) -> dict[str, Any] | None:
-    def confirmed(other: NDArray[Any]) -> bool:
+    def confirmed(other: Callable[[int], NDArray[Any]]) -> bool:
+        # One layer at a time: the whole of a large map would be held several times over.
         top = float(np.abs(values).max(initial=0.0))
-        return values.shape == other.shape and np.allclose(values, other, rtol=1e-4, atol=1e-9 * top)
+        return all(np.allclose(layer, other(i), rtol=1e-4, atol=1e-9 * top) for i, layer in enumerate(values))
 
     if measure == "af_norm" and "alpha" in packed and f_norm is not None:
-        if confirmed(np.abs(maps["alpha"]) * f_norm[:, :, None, :]):
+        norms, alpha = f_norm, maps["alpha"]
+        if confirmed(lambda i: np.abs(alpha[i]) * norms[i, :, None, :]):
             return {"rule": "alpha_f_norm"}
-    elif measure == "attnres_w" and "attn_w" in packed:
+    elif measure == "attnres_w" and "attn_w" in packed and (site == "cross" or values.shape[-2] == values.shape[-1]):
         own = 0.0 if site == "cross" else 0.5 * np.eye(values.shape[-1])
-        if (values.shape[-2] == values.shape[-1] or site == "cross") and confirmed(0.5 * maps["attn_w"] + own):
+        if confirmed(lambda i: 0.5 * maps["attn_w"][i] + own):
             return {"rule": "half_attn_w" if site == "cross" else "half_attn_w_half_self"}
-    elif measure == "attnresln_n" and "attnres_n" in packed and confirmed(maps["attnres_n"]):
+    elif measure == "attnresln_n" and "attnres_n" in packed and confirmed(lambda i: maps["attnres_n"][i]):
         return {"rule": "same", "of": "attnres_n"}
     return None
 
@@ -179,13 +179,14 @@ def _sign(values: NDArray[Any]) -> dict[str, bool]:
 
 def _tops(values: NDArray[Any]) -> dict[str, Any]:
     """Per layer, the largest value and the largest share of a row: the ends of scales that all layers share."""
-    sums = np.abs(values).sum(axis=-1, keepdims=True)
-    share = np.abs(values) / np.where(sums > 0, sums, 1.0)
-    axes = tuple(range(1, values.ndim))
-    return {
-        "top": [float(top) for top in np.abs(values).max(axis=axes, initial=0.0)],
-        "top_share": [float(top) for top in share.max(axis=axes, initial=0.0)],
-    }
+    tops, shares = [], []
+    for layer in values:
+        sizes = np.abs(layer)
+        sums = sizes.sum(axis=-1)
+        most = sizes.max(axis=-1, initial=0.0)
+        tops.append(float(most.max(initial=0.0)))
+        shares.append(float((most / np.where(sums > 0, sums, 1.0)).max(initial=0.0)))
+    return {"top": tops, "top_share": shares}
 
 
 def _numbers(data: xr.Dataset, dim: str) -> list[int]:

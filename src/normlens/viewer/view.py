@@ -22,10 +22,12 @@ class View:
     def __init__(self, document: Mapping[str, Any], view: str = "") -> None:
         self.document = document
         self._view = view
+        self.path: Path | None = None
 
     def __repr__(self) -> str:
         sites = ", ".join(site["name"] for site in self.document["sites"])
-        return f"<normlens View of {self.document['title'] or 'an analysis'!r}: {sites}>"
+        page = f"; page at {self.path}" if self.path is not None else ""
+        return f"<normlens View of {self.document['title'] or 'an analysis'!r}: {sites}{page}>"
 
     @cached_property
     def widget(self) -> Any:
@@ -42,9 +44,9 @@ class View:
         """Write the page to a private temporary file, open it in the browser and return its path."""
         handle, name = tempfile.mkstemp(prefix="normlens-", suffix=".html")
         os.close(handle)
-        path = save_html(self.document, name)
-        webbrowser.open(path.as_uri() + (f"#{self._view}" if self._view else ""))
-        return path
+        self.path = save_html(self.document, name)
+        webbrowser.open(self.path.as_uri() + (f"#{self._view}" if self._view else ""))
+        return self.path
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         if importlib.util.find_spec("anywidget") is not None:

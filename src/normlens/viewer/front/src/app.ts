@@ -55,13 +55,13 @@ export class App {
     }
     this.sites = new Map(data.sites.map((site) => [site.name, new Site(site)]));
     this.first = initial(data);
-    this.state = fromHash(host.hash, this.first, data);
+    this.state = fromHash(host.hash, this.first, data); // settles what the document does not hold
     this.root = container.attachShadow({ mode: "open" });
     const sheet = new CSSStyleSheet();
     sheet.replaceSync(style);
     this.root.adoptedStyleSheets = [sheet];
     this.main = h("main", { class: "view", tabindex: -1 });
-    this.under = h("section", { class: "under" });
+    this.under = h("section", { class: "under", "aria-label": "Table" });
     this.bar = controls(this);
     this.frame = h("div", { class: host.keys === globalThis.document ? "normlens whole" : "normlens", tabindex: host.keys === globalThis.document ? null : 0 }, this.bar.element, this.main, this.under, about(this.data));
     this.root.append(this.frame);
@@ -94,11 +94,11 @@ export class App {
     this.state = settle({ ...before, ...patch }, this.data);
     if (this.state.site !== before.site) this.state = { ...this.state, query: null, key: null };
     this.hovered = null;
-    this.host.changed(toHash(this.state, this.first));
     if (!this.asked) {
       this.asked = requestAnimationFrame(() => {
         this.asked = 0;
         this.draw();
+        this.host.changed(toHash(this.state, this.first)); // the address says what is drawn
       });
     }
   }

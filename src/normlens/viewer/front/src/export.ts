@@ -2,7 +2,7 @@
 import { csvFormatRows } from "d3-dsv";
 import type { Theme } from "./colour";
 import { picture } from "./draw/svg";
-import { fit } from "./text";
+import { fit, wrap } from "./text";
 import type { Shown } from "./views/context";
 
 /** One picture of all panels, with a heading and the record of the run under it. */
@@ -11,7 +11,12 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   const margin = 20;
   const sizes = view.pictures.map(({ node }) => [Number(node.getAttribute("width")), Number(node.getAttribute("height"))]);
   const width = Math.max(480, 2 * margin + sizes.reduce((sum, [w]) => sum + w, 0) + gap * (sizes.length - 1));
-  const height = 74 + Math.max(0, ...sizes.map(([, h]) => h)) + 44;
+  const room = width - 2 * margin;
+  const captions = wrap(view.caption, room, 11);
+  const records = wrap(record, room, 10);
+  const top = 60 + 15 * captions.length;
+  const bottom = top + Math.max(0, ...sizes.map(([, h]) => h)) + 20;
+  const height = bottom + 13 * records.length + 12;
   const svg = picture(width, height, `${heading}. ${view.caption}`);
   svg.append("title").text(heading);
   svg.append("desc").text(`${view.caption}. ${record}`);
@@ -19,19 +24,19 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   const line = (text: string, x: number, y: number, size: number, fill: string, weight = 400, room = width - x - margin) =>
     svg.append("text").attr("x", x).attr("y", y).attr("font-size", size).attr("font-weight", weight).attr("fill", fill).text(fit(text, room, size));
   line(heading, margin, 24, 14, theme.ink, 600);
-  line(view.caption, margin, 42, 11, theme.muted);
+  captions.forEach((text, index) => line(text, margin, 42 + 15 * index, 11, theme.muted));
   let x = margin;
   view.pictures.forEach(({ title, node }, index) => {
-    line(title, x, 66, 12, theme.ink, 600, sizes[index][0]);
+    line(title, x, top - 8, 12, theme.ink, 600, sizes[index][0]);
     const copy = node.cloneNode(true) as SVGSVGElement;
     copy.querySelectorAll(".target, .row-target, .column-target, .output-target").forEach((element) => element.remove());
     for (const element of copy.querySelectorAll("[tabindex], [role=button]")) for (const name of ["tabindex", "role", "cursor"]) element.removeAttribute(name);
     copy.setAttribute("x", String(x));
-    copy.setAttribute("y", "74");
+    copy.setAttribute("y", String(top));
     svg.node()!.append(copy);
     x += sizes[index][0] + gap;
   });
-  line(record, margin, height - 14, 10, theme.muted);
+  records.forEach((text, index) => line(text, margin, bottom + 13 * (index + 1), 10, theme.muted));
   return svg.node()!;
 }
 

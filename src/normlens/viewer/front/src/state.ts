@@ -144,7 +144,7 @@ export function settle(state: State, document: Document): State {
   if (!site.maps[out.b]) out.b = first.b;
   if (!site.ratios[out.ratio]) out.ratio = first.ratio;
   if (out.over !== "layers" && !site.maps[out.over]) out.over = first.over;
-  if (!views(site).includes(out.view)) out.view = "compare";
+  if (!views(site).includes(out.view)) out.view = views(site)[0];
   if (out.query !== null && !(Number.isInteger(out.query) && out.query < site.query.tokens.length)) out.query = null;
   if (out.key !== null && !(Number.isInteger(out.key) && out.key < site.key.tokens.length)) out.key = null;
   return out;
@@ -152,9 +152,11 @@ export function settle(state: State, document: Document): State {
 
 /** The views that a site has something for. */
 export function views(site: SiteData): View[] {
+  const maps = Object.keys(site.maps).length > 0;
   return VIEWS.filter((view) => {
-    if (view === "alignment") return site.name === "cross";
-    if (view === "flow") return site.name !== "cross";
-    return true;
+    if (view === "mixing") return true;
+    if (view === "alignment") return maps && site.name === "cross";
+    if (view === "flow") return maps && site.name !== "cross";
+    return maps;
   });
 }

@@ -36,7 +36,8 @@ export function textWidth(text: string, size: number): number {
 
 /** The text cut to a width in pixels, with an ellipsis where something is missing. */
 export function fit(text: string, pixels: number, size: number): string {
-  const parts = graphemes(text, 64);
+  // No label needs more characters than would fit at a quarter of the size each.
+  const parts = graphemes(text, Math.ceil(pixels / (0.25 * size)) + 1);
   const whole = parts.join("");
   if (whole.length === text.length && textWidth(whole, size) <= pixels) return isolate(whole);
   let low = 1;
@@ -47,6 +48,17 @@ export function fit(text: string, pixels: number, size: number): string {
     else high = middle - 1;
   }
   return isolate(parts.slice(0, low).join("") + "…");
+}
+
+/** The text in lines of at most a width in pixels, broken between words. */
+export function wrap(text: string, pixels: number, size: number): string[] {
+  const lines: string[] = [];
+  for (const word of text.split(" ")) {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    if (lines.length && textWidth(longer, size) <= pixels) lines[lines.length - 1] = longer;
+    else lines.push(fit(word, pixels, size));
+  }
+  return lines;
 }
 
 /** Cut to a number of characters, for text that is not drawn at a measured place. */

@@ -12,6 +12,11 @@ test("opens with the weight against the whole block", () => {
   expect(initial(data)).toMatchObject({ a: "attn_w", b: "attnresln_n", view: "compare", layer: 2 });
 });
 
+test("a run with ratios alone opens at them", () => {
+  const ratios: Document = { ...data, sites: [{ ...data.sites[0], maps: {}, ratios: { attn_n: packed([[0.5, 0.5]], 2) } }] };
+  expect(fromHash("", initial(ratios), ratios)).toMatchObject({ view: "mixing", ratio: "attn_n" });
+});
+
 test("a hash gives back every choice", () => {
   const first = initial(data);
   const chosen: State = { ...first, view: "flow", layer: 3, a: "alpha", scale: "absolute", curve: "sqrt", shared: false, level: "word", spanEncoder: [0, 1], query: 1, min: 0.05, table: true, theme: "dark", full: true, written: true };

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { items, label } from "../src/axis";
 import { number, position, valueAt } from "../src/scale";
-import { fit, graphemes, shorten, visible } from "../src/text";
+import { fit, graphemes, shorten, visible, wrap } from "../src/text";
 import { strongest } from "../src/draw/links";
 import { axis } from "./support";
 
@@ -13,6 +13,14 @@ test("long text is cut, right-to-left text keeps its own direction", () => {
   expect(shorten("x".repeat(10000), 5)).toBe("xxxxx…");
   expect(fit("x".repeat(10000), 40, 10).length).toBeLessThan(12);
   expect(shorten("שלום", 10)).toBe("\u2068שלום\u2069");
+});
+
+test("wrapped text loses nothing and keeps to its width", () => {
+  const text = "encoder self-attention, layer 4; shares of each row, linear scale shared by all layers";
+  const lines = wrap(text, 120, 11);
+  expect(lines.join(" ")).toBe(text);
+  expect(lines.length).toBeGreaterThan(2);
+  expect(fit(text, 2000, 11)).toBe(text);
 });
 
 test("control characters and marks of direction are written as codes", () => {

@@ -60,9 +60,9 @@ export function alignment(context: Context): Shown {
   return {
     element: h("div", { class: "compare alignment" },
       h("div", { class: `panels columns-${columns}` },
-        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h3", {}, "Alignment links"), h("p", {}, `for each target position the source position with the largest ${measureTitle(context, measure)}`),
+        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h2", {}, "Alignment links"), h("p", {}, `for each target position the source position with the largest ${measureTitle(context, measure)}`),
           h("p", { class: "note" }, `Target positions are named by the token ${written ? "they are about to write" : "they read"}. Special tokens are not taken out, and nothing is symmetrized.`)), lines.node),
-        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h3", {}, measureTitle(context, measure)), h("p", {}, MEASURES[measure].says)), map.node)),
+        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h2", {}, measureTitle(context, measure)), h("p", {}, MEASURES[measure].says)), map.node)),
       numbers.element),
     pictures: [{ title: "Alignment links (row maxima)", node: lines.node }, { title: measureTitle(context, measure), node: map.node }],
     caption: `${SITE_TEXT[site.name]}, layer ${state.layer}; links are row maxima`,

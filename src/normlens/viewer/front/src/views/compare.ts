@@ -56,7 +56,7 @@ export function compare(context: Context): Shown {
     } else picture = matrix({ ...common, colour: colourOf(context, measure), empty: site.causal ? (row, column) => context.key[column].members[0] > context.query[row].members[context.query[row].members.length - 1] : undefined });
     drawn.push(picture);
     return h("figure", { class: `panel ${text.family}`, "data-measure": measure },
-      h("figcaption", {}, h("h3", {}, title), h("p", {}, text.says), note ? h("p", { class: "note", "data-part": "note" }, note) : null),
+      h("figcaption", {}, h("h2", {}, title), h("p", {}, text.says), note ? h("p", { class: "note", "data-part": "note" }, note) : null),
       picture.node);
   });
   const element = h("div", { class: side ? "compare beside" : "compare" }, h("div", { class: `panels columns-${columns}` }, ...panels), numbers.element);

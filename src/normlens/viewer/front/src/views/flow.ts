@@ -118,7 +118,7 @@ export function flow(context: Context): Shown {
   const gaps = layers.length && layers[layers.length - 1] - layers[0] + 1 !== layers.length;
   return {
     element: h("div", { class: "flow" }, h("figure", { class: "panel norm" },
-      h("figcaption", {}, h("h3", {}, "Where ", token(items[output]), " draws from, through all layers"),
+      h("figcaption", {}, h("h2", {}, "Where ", token(items[output]), " draws from, through all layers"),
         h("p", {}, "Product of the row-normalized ", MEASURES[MEASURE].name, " maps: every column of nodes sums to 100 %. Feed-forward blocks are not in it."),
         h("p", { class: "note", "data-part": "note" }, `${kept.length.toLocaleString("en")} of ${all.total.toLocaleString("en")} steps between ${words ? "tokens, joined to words," : "positions"} drawn: ≥ ${number(shownCut, true)}. Choose an output token on the right, or with j and k.${place.size < site.keys ? " Positions outside the span take part but are not shown." : ""}${gaps ? " Layers without an attention site are passed over." : ""}`)),
       svg.node()!)),

@@ -55,7 +55,7 @@ export function mixing(context: Context): Shown {
     : family === "weight" ? "share of weight on other positions" : "‖context‖ / (‖context‖ + ‖self‖): what comes from other positions against what stays";
   return {
     element: h("div", { class: "mixing" }, h("figure", { class: `panel ${family}` },
-      h("figcaption", {}, h("h3", {}, `Mixing ratio, ${MEASURES[state.ratio].name}`), h("p", {}, says),
+      h("figcaption", {}, h("h2", {}, `Mixing ratio, ${MEASURES[state.ratio].name}`), h("p", {}, says),
         h("p", { class: "note" }, state.full ? "colour from 0 to 1" : `colour from 0 to ${number(largest)}, the largest ratio here`),
         state.level === "word" ? h("p", { class: "note" }, "words: mean over their tokens") : null),
       drawn.node, line)),

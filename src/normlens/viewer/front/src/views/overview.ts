@@ -108,7 +108,7 @@ export function overview(context: Context): Shown {
 
   return {
     element: h("div", { class: "overview" }, h("figure", { class: "panel" },
-      h("figcaption", {}, h("h3", {}, title), h("p", {}, perHead ? `${MEASURES[state.over as Measure].says}; choose one to open it` : "one column for each measure; choose one to open it"),
+      h("figcaption", {}, h("h2", {}, title), h("p", {}, perHead ? `${MEASURES[state.over as Measure].says}; choose one to open it` : "one column for each measure; choose one to open it"),
         ...Object.entries(site.data.omitted).map(([measure, why]) => h("p", { class: "note" }, `${MEASURES[measure as Measure].name} ${why}.`))),
       h("div", { class: "scroll" }, svg.node()!))),
     pictures: [{ title, node: svg.node()! }],

@@ -34,7 +34,7 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
     const order = items.map((_, index) => index);
     const strength = (index: number) => Math.max(...sides.map((side) => Math.abs(value(side, index)) / (side.scale.top || 1)));
     order.sort((a, b) => strength(b) - strength(a));
-    const head = h("tr", {}, h("th", { scope: "col" }, ""), ...sides.map((side) => h("th", { scope: "col", class: MEASURES[side.measure].family }, MEASURES[side.measure].name)), extra ? h("th", { scope: "col" }, "‖f(x)‖") : null);
+    const head = h("tr", {}, h("th", { scope: "col" }, "token"), ...sides.map((side) => h("th", { scope: "col", class: MEASURES[side.measure].family }, MEASURES[side.measure].name)), extra ? h("th", { scope: "col" }, "‖f(x)‖") : null);
     const rows = order.filter((index) => strength(index) > 0).slice(0, LISTED).map((index) =>
       h("tr", { "data-index": items[index].members[0] },
         h("th", { scope: "row", title: hint(items[index]) }, shorten(label(items[index]), 16)),

@@ -18,7 +18,7 @@ export function tableOf(view: Shown): HTMLElement {
     rows = [...all].sort((a, b) => Math.abs(Number(b[last])) - Math.abs(Number(a[last]))).slice(0, LISTED);
   }
   const text = (cell: string | number) => (typeof cell === "number" ? (Number.isInteger(cell) ? String(cell) : cell.toPrecision(4)) : shorten(visible(cell), 40));
-  return h("div", { class: "scroll table" },
+  return h("div", { class: "scroll table", tabindex: 0, role: "region", "aria-label": "Numbers of this view" },
     h("table", { "data-part": "table" },
       h("caption", {}, all.length > LISTED ? `The ${LISTED} rows with the largest ${columns[columns.length - 1]} of ${all.length.toLocaleString("en")}; the CSV file holds all.` : `${all.length} rows`),
       h("thead", {}, h("tr", {}, ...columns.map((name) => h("th", { scope: "col" }, name)))),

@@ -1,0 +1,192 @@
+"""What an analysis costs, as ratios to the model's own plain forward pass (SDPA, no extra outputs), in one run.
+
+The plain pass and the analyses take turns, and the best of several rounds counts: a busy machine slows both. Weights are
+random, since cost depends on shapes. The first round is thrown away: there the model's own output is compared once and
+loops are compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.materializing import materialize
+from normlens.lens import Lens
+from normlens.settings import Settings
+
+THREADS = 2
+ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
+LAST = ["attnresln_n"]
+
+
+def bert(layers: int = 12, heads: int = 12) -> Lens:
+    """BERT-base with random weights."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=4096)
+    return Lens(transformers.BertModel(config).eval())
+
+
+def llama(layers: int = 12) -> Lens:
+    """A Llama of 1024 with 16 heads over 4."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        intermediate_size=2816,
+        vocab_size=4000,
+        max_position_embeddings=16384,
+    )
+    return Lens(transformers.LlamaModel(config).eval())
+
+
+def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Random tokens, no padding."""
+    ids = torch.randint(5, 1000, (rows, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def best(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The quickest time of each, taken in turns."""
+    for work in works.values():
+        work()
+    times = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            times[name] = min(times[name], time.perf_counter() - start)
+    return times
+
+
+def plain(lens: Lens, inputs: dict[str, torch.Tensor], **options: Any) -> Callable[[], None]:
+    """The model's own forward pass."""
+    if isinstance(lens.model, transformers.LlamaModel):
+        options["use_cache"] = False
+
+    def work() -> None:
+        with torch.no_grad():
+            lens.model(**inputs, **options)
+
+    return work
+
+
+def analysis(lens: Lens, inputs: dict[str, torch.Tensor], measures: list[str], mixing: list[str] | None = None) -> Any:
+    """An analysis whose results are let go site by site."""
+    settings = Settings.of(lens.anatomy, measures=measures, mixing=mixing)
+    return lambda: lens.run(inputs, settings, lambda site, block, result: None)
+
+
+def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, float]:
+    """The cost of all five maps, of the last one alone, and of ratios alone."""
+    inputs = batch(rows, length)
+    times = best(
+        {
+            "plain": plain(lens, inputs),
+            "all": analysis(lens, inputs, ALL),
+            "last": analysis(lens, inputs, LAST),
+            "mixing": analysis(lens, inputs, [], ["attnresln_n"]),
+        },
+        rounds,
+    )
+    return {name: seconds / times["plain"] for name, seconds in times.items()}
+
+
+def attentions(lens: Lens, rows: int, length: int, rounds: int = 5) -> float:
+    """What bare `output_attentions=True` costs, which forces eager attention and keeps every weight."""
+    inputs = batch(rows, length)
+    before = lens.model.config._attn_implementation
+    eager = bert(len(lens.anatomy.sites))
+    eager.model.set_attn_implementation("eager")
+    works = {"plain": plain(lens, inputs), "eager": plain(eager, inputs, output_attentions=True)}
+    times = best(works, rounds)
+    assert lens.model.config._attn_implementation == before
+    return times["eager"] / times["plain"]
+
+
+def against_materializing(rounds: int = 5) -> float:
+    """How many times faster one layer's analysis is than building all vectors, BERT-base, 1 x 128."""
+    lens, inputs = bert(4), batch(1, 128)
+    layers = len(lens.anatomy.sites)
+    head, model = (1, 12, 128), 768
+    generator = torch.Generator().manual_seed(0)
+    alpha = torch.randn(*head, 128, generator=generator).softmax(-1)
+    values, weight = torch.randn(*head, 64, generator=generator), torch.randn(12, 64, model, generator=generator)
+    residual, total = (torch.randn(1, 128, model, generator=generator) for _ in range(2))
+    times = best(
+        {
+            "plain": plain(lens, inputs),
+            "ours": analysis(lens, inputs, ALL),
+            "theirs": lambda: materialize(alpha, values, weight, residual, total, torch.ones(model), 1e-12),
+        },
+        rounds,
+    )
+    return times["theirs"] / ((times["ours"] - times["plain"]) / layers)
+
+
+def first_call() -> dict[str, float]:
+    """One short text in a fresh process: the first analysis over the first forward pass, and whether it compiled."""
+    return _in_process("first")
+
+
+def peaks(case: str) -> float:
+    """The peak memory of a fresh process, in MB."""
+    return _in_process(case)["peak"]
+
+
+def _in_process(case: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.speed", case]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _child(case: str) -> dict[str, float]:
+    torch.set_num_threads(THREADS)
+    if case == "first":
+        lens, inputs = bert(4), batch(1, 24)
+        start = time.perf_counter()
+        plain(lens, inputs)()
+        middle = time.perf_counter()
+        analysis(lens, inputs, ALL)()
+        return {"ratio": (time.perf_counter() - middle) / (middle - start), "compiled": float("numba" in sys.modules)}
+    if case.startswith("bert"):
+        lens, inputs = bert(), batch(1, 512)
+        lens.anatomy  # noqa: B018
+        work = plain(lens, inputs) if case == "bert-plain" else analysis(lens, inputs, ALL)
+        work()  # weights are prepared and loops compiled: what stays is not what a run needs at its peak
+        _reset_peak()
+        before = _status("VmRSS")
+        work()
+        return {"peak": _status("VmHWM"), "before": before}
+    lens, inputs = llama(), batch(1, 8192)
+    times = best({"plain": plain(lens, inputs), "mixing": analysis(lens, inputs, [], ["attnresln_n"])}, 2)
+    return {"ratio": times["mixing"] / times["plain"], "peak": _peak()}
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _reset_peak() -> None:
+    """Let the kernel forget the largest size so far (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(_child(sys.argv[1])))
