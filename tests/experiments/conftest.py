@@ -60,3 +60,13 @@ def outcome_2020(setup_2020: Setup) -> Outcome:
 @pytest.fixture(scope="session")
 def outcome_2021(setup_2021: Setup) -> Outcome:
     return kobayashi2021.run(setup_2021)
+
+
+@pytest.fixture(scope="session")
+def written_2020(outcome_2020: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return outcome_2020.write(tmp_path_factory.mktemp("written2020")).parent
+
+
+@pytest.fixture(scope="session")
+def written_2021(outcome_2021: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return outcome_2021.write(tmp_path_factory.mktemp("written2021")).parent

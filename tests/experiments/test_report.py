@@ -44,12 +44,13 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("which", ["2020", "2021"])
-def test_files(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_files(which: str, request: pytest.FixtureRequest) -> None:
     outcome: Outcome = request.getfixturevalue(f"outcome_{which}")
-    report = outcome.write(tmp_path)
+    report = request.getfixturevalue(f"written_{which}") / "report.html"
+    folder = report.parent
     figures = FIGURES_2020 if which == "2020" else FIGURES_2021
-    assert {path.stem for path in (tmp_path / "figures").glob("*.png")} == figures
-    assert {path.stem for path in (tmp_path / "figures").glob("*.svg")} == figures
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == figures
+    assert {path.stem for path in (folder / "figures").glob("*.svg")} == figures
     text = report.read_text(encoding="utf-8")
     page = Page(text)
     assert len(page.addresses) == len(figures), "one picture each, and nothing else is fetched"
@@ -63,15 +64,15 @@ def test_files(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> No
 
 
 @pytest.mark.parametrize("which", ["2020", "2021"])
-def test_numbers_are_the_same_everywhere(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_numbers_are_the_same_everywhere(which: str, request: pytest.FixtureRequest) -> None:
     outcome: Outcome = request.getfixturevalue(f"outcome_{which}")
-    outcome.write(tmp_path)
-    results = read_results(tmp_path)
+    folder: Path = request.getfixturevalue(f"written_{which}")
+    results = read_results(folder)
     assert {finding["name"]: finding["holds"] for finding in results["findings"]} == {
         finding.name: finding.holds for finding in outcome.findings
     }
     for table in outcome.tables:
-        frame = pd.read_csv(tmp_path / "tables" / f"{table.name}.csv").set_index("row")
+        frame = pd.read_csv(folder / "tables" / f"{table.name}.csv").set_index("row")
         listed = {(n["row"], n["column"]): n["measured"] for n in results["tables"][table.name]["numbers"]}
         assert listed, f"{table.name} is empty"
         for (row, column), measured in listed.items():
@@ -153,6 +154,8 @@ def test_every_experiment_has_a_run() -> None:
 
 def test_shell(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normlens.cli.reproduce.open_lens", lambda model: tiny_lens)
+    # What is written is tested above, and drawing is what takes time.
+    monkeypatch.setattr(Outcome, "write", lambda self, folder: folder / "report.html")
     arguments = ["reproduce", "kobayashi2021", "--data", str(tiny_text), "--max-length", "24", "--out", str(tmp_path)]
     shown = CliRunner().invoke(build(), arguments, env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class Column:
     shelf: Shelf
 
 
-def measure(setup: Setup, name: str) -> Column:
+def measure(setup: Setup) -> Column:
     """Two passes and the weights of one model."""
     masked = setup.run("masked", measures=(), mixing=None, mask=MASKED, ranked=False)
     plain = setup.run("unmasked", measures=("alpha", "f_norm", "af_norm"), mixing=(), mask=0.0, ranked=False)
@@ -47,7 +48,7 @@ def measure(setup: Setup, name: str) -> Column:
         means = shares(plain, quantity, categories).mean(axis=1)
         taken |= {(category, what): float(mean) for category, mean in zip(categories, means, strict=True)}
     return Column(
-        name,
+        str(record["model"]["name"]),
         record,
         {measure: 100 * whole(masked, MIXING + measure, "all", "mean") for measure in MAPS},
         tuple(rates.value(row, variant) for row in rates.rows if row.startswith("layer ")),
@@ -58,8 +59,9 @@ def measure(setup: Setup, name: str) -> Column:
 
 def compare(models: Sequence[str], setup_of: Callable[[str], Setup]) -> Outcome:
     """Measure the models one after the other, so that only one is in memory, and set them side by side."""
-    names = _distinct(models)
-    columns = [measure(setup_of(model), name) for model, name in zip(models, names, strict=True)]
+    measured = [measure(setup_of(model)) for model in models]
+    names = _distinct([column.name for column in measured])
+    columns = [dataclasses.replace(column, name=name) for column, name in zip(measured, names, strict=True)]
     first = dict(columns[0].record)
     joined = ", ".join(names)
     first["model"] = {"name": joined, "class": "several", "dtype": "each its own", "content": "see results.json"}
@@ -82,9 +84,9 @@ def compare(models: Sequence[str], setup_of: Callable[[str], Setup]) -> Outcome:
     )
 
 
-def _distinct(models: Sequence[str]) -> list[str]:
-    """The last part of each path, with a number where two are equal."""
-    short = [model.rstrip("/").rsplit("/", 1)[-1] for model in models]
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The last part of each name, with a number where two are equal."""
+    short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
     return [name if short.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(short, 1)]
 
 
@@ -128,8 +130,10 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
         return np.array([*column.rates, *[np.nan] * (deepest - len(column.rates))])
 
     methods = tuple(label_of(name).name.replace("ATTN", "") or "·" for name in MAPS)
+    names = {"weight": "{}\nα", "contribution": "{}\n‖αf‖", "": ""}
     marks = {"sep": "SEP", "cls": "CLS", "comma_period": ", ."}
-    keys = [(category, what) for category in _SHARES for what in ("weight", "contribution")]
+    # A place without a value stands between two categories, so that no line joins them.
+    keys = [(category, what) for category in _SHARES for what in ("weight", "contribution", "")][:-1]
     panels = [
         Curves(
             "mean mixing ratio", "%",
@@ -147,7 +151,7 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
                 Curve(look, np.array([c.taken.get(key, np.nan) for key in keys]))
                 for look, c in zip(looks, columns, strict=True)
             ),
-            places=tuple(f"{marks[category]}\n{'α' if what == 'weight' else '‖αf‖'}" for category, what in keys), x=" ",
+            places=tuple(names[what].format(marks[category]) for category, what in keys), x="α: weight, ‖αf‖: contribution",
         ),
     ]  # fmt: skip
     figure = plot_series(panels, (), "", size=(2.6, 1.9), provenance=line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from normlens.corpus.plan import PAPER_MEASURES
@@ -13,7 +14,7 @@ from normlens.experiments.published import Shelf
 from normlens.experiments.reading import PAIR_CATEGORIES, by_head, layers_of, present, rho_of, shares
 from normlens.experiments.setup import RANK, Setup
 from normlens.plots.categories import Look, category_look
-from normlens.plots.colours import round_up, sequential
+from normlens.plots.colours import round_up
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.tables import HeadTable, plot_head_tables
@@ -321,7 +322,7 @@ def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
 def _singular(setup: Setup, line: str) -> Picture:
     values = setup.lens.singular_values()
     heads = _drawn_heads(setup)
-    colours = sequential()(np.linspace(0.3, 1.0, len(heads)))
+    colours = colormaps["viridis"](np.linspace(0.0, 0.92, len(heads)))
     curves = tuple(
         Curve(Look(f"layer {layer}", to_hex(colour)), values.sel(layer=layer, head=head).to_numpy())
         for (layer, head), colour in zip(heads.items(), colours, strict=True)

@@ -213,8 +213,10 @@ def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
 def _rates(table: Table, line: str) -> Picture:
     layers = [row for row in table.rows if row.startswith("layer ")]
     curves = tuple(
-        Curve(Look(title, colour, marker), np.array([table.value(row, variant) for row in layers]))
-        for (variant, title), colour, marker in zip(table.columns.items(), ("#0072b2", "#d55e00"), "os", strict=False)
+        Curve(
+            Look(title, colour, marker, dashed=marker == "x"), np.array([table.value(row, variant) for row in layers])
+        )
+        for (variant, title), colour, marker in zip(table.columns.items(), ("#0072b2", "#d55e00"), "ox", strict=False)
     )
     panel = Curves("all heads of a layer together", "expansion rate", curves, level=1.0)
     places = [row.removeprefix("layer ") for row in layers]
