@@ -14,7 +14,9 @@ from normlens.cli.main import COMMANDS, main
 from normlens.loading import default_model
 
 ROOT = Path(__file__).parent.parent.parent
-embedded = pytest.mark.skipif(not Path(default_model()).exists(), reason="the embedded model's package is not installed")
+embedded = pytest.mark.skipif(
+    not Path(default_model()).exists(), reason="the embedded model's package is not installed"
+)
 
 
 def shell(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -93,5 +95,7 @@ def test_every_command_is_documented() -> None:
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     code = "import build_commands as b; assert b.page() == b.PAGE.read_text(), 'run python docs/build_commands.py'"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "docs", env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
