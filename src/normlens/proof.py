@@ -32,7 +32,7 @@ SPOT_CHECKS = 4
 #: Keys whose value vectors are computed anew, per site and batch.
 VALUE_CHECKS = 16
 #: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
-WHOLE_POSITIONS = 256
+WHOLE_POSITIONS = 64
 
 _PLACE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
