@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from normlens.analysis import Analysis
-from normlens.cli.analyze import analyze, write_files
+from normlens.cli.analyze import print_tables, write_files
 from normlens.cli.common import open_lens, writable_folder
 from normlens.encoding import readable
 from normlens.measures import MAPS
@@ -59,8 +59,8 @@ def main() -> None:
         save_figure(plot_maps(dataset, layers=[1, 3, 5], provenance=analysis.provenance_line()), arguments.picture)
         return
     folder = writable_folder(arguments.out)
-    analyze(TEXT, pair=PAIR)
     analysis = open_lens(None).analyze(TEXT, pair=PAIR)
+    print_tables(analysis)
     files = write_files(analysis, folder)
     print(f"\nWhat you see\n------------\n{in_words(analysis)}\n\nPictures and data:")
     for file in files:

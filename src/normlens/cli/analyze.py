@@ -69,12 +69,17 @@ def analyze(
     if as_json:
         print_json(_document(analysis, files))
         return
+    print_tables(analysis)
+    for file in files:
+        Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+def print_tables(analysis: Analysis) -> None:
+    """Mixing ratios by layer, what each token draws on, and where the numbers come from."""
     console = Console()
     for kind in analysis.sites:
         _print_site(console, analysis.site(kind), several=len(analysis.sites) > 1)
     console.print(f"[dim]{analysis.provenance_line()}[/dim]", highlight=False)
-    for file in files:
-        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
 def write_files(analysis: Analysis, folder: Path) -> list[Path]:
