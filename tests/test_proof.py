@@ -127,12 +127,12 @@ def test_pre_norm_read_as_post_norm_is_caught() -> None:
 
 
 def test_wrong_repeat_of_grouped_values_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    import normlens.decompose.block as blocks
+    import normlens.decompose.grams as grams
 
     def tiled(values: Tensor, heads: int) -> Tensor:
         return values.repeat(1, heads // values.shape[1], 1, 1)
 
-    monkeypatch.setattr(blocks, "repeat_values", tiled)
+    monkeypatch.setattr(grams, "repeat_values", tiled)
     lens = Lens(tiny.make("llama"))
     with pytest.raises(DecompositionError, match=r"'llama', decoder layer 1, module layers\.0\.self_attn"):
         lens.analyze_inputs(tiny.batch("llama"))

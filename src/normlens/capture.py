@@ -298,6 +298,7 @@ class _Run:
             x=seen[site.x],
             self_attends=site.kind != "cross",
             gate=pending.gate,
+            value_sketch=prepared.value_sketch,
         )
 
     def finish(self) -> None:

@@ -104,9 +104,7 @@ class Observer:
         query_mask, key_mask = self._masks(site, batch, queries, tensors.values.shape[2])
         subject = Subject(self._family, f"{site.kind} layer {site.layer}", site.path, self._dtype)
         error = prove_sums(block, query_mask, subject)
-        if site.value_map is not None:
-            linear, columns = site.value_map.linear, site.value_map.columns
-            prove_values(tensors.x, tensors.values, linear.matrix(), linear.bias(), columns, key_mask, subject)
+        prove_values(block, key_mask, subject)
         measured = measure(block, self._settings.measures, self._settings.mixing)
         prove_parts(block, measured.values, subject)
         return block, SiteResult(
@@ -180,6 +178,7 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, tog
             diagonal=last(pairs.diagonal, queries),
             lengths=last(pairs.lengths, keys),
             norms={place: by_pair(norms) for place, norms in pairs.norms.items()},
+            own=by_query(pairs.own),
             gated=by_pair(pairs.gated),
         ),
         values=tensors.values[row : row + 1][:, :, keys],

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Gate, Norm, Scale, Shift, Site
+from normlens.anatomy.description import Gate, Norm, Scale, Shift, Site, ValueMap
 from normlens.anatomy.description import Step as AnatomyStep
 from normlens.decompose.block import projections_of
 from normlens.decompose.gated import fixed_factor
-from normlens.decompose.heads import Projection, split_heads
+from normlens.decompose.heads import Projection, ValueSketch, random_directions, split_heads
 from normlens.decompose.pairs import PlaceName
 from normlens.decompose.steps import Normalizing, Scaling, Shifting, Step
 
@@ -28,6 +28,7 @@ class Prepared:
     norm: Step | None
     inner: tuple[Step | None, ...]  # in front of the projection; None where a gate stands, which is no weight
     residual: tuple[Step, ...]  # between the residual and the sum
+    value_sketch: ValueSketch | None
 
 
 class WeightCache:
@@ -40,7 +41,8 @@ class WeightCache:
     def prepare(self, site: Site, dtype: torch.dtype) -> Prepared:
         """The site's weights, from the cache where nothing changed."""
         rows = None if site.rows is None else tuple(site.rows.tolist())
-        key = (dtype, site.heads, rows, _steps_key(site), _versions(site.projection.parameters()))
+        values = () if site.value_map is None else _versions(site.value_map.linear.parameters())
+        key = (dtype, site.heads, rows, _steps_key(site), _versions(site.projection.parameters()), values)
         kept = self._kept.get(site.projection.module)
         if kept is not None and kept[0] == key:
             return kept[1]
@@ -87,7 +89,15 @@ def _prepare(site: Site, dtype: torch.dtype) -> Prepared:
         norm,
         inner,
         tuple(_step(step, dtype) for step in site.residual_steps),
+        None if site.value_map is None else _value_sketch(site.value_map, dtype),
     )
+
+
+def _value_sketch(found: ValueMap, dtype: torch.dtype) -> ValueSketch:
+    matrix, bias = found.linear.matrix().to(dtype), found.linear.bias()
+    columns = found.columns.to(matrix.device).flatten()
+    behind = random_directions(len(columns), matrix)
+    return ValueSketch(matrix[:, columns] @ behind, None if bias is None else bias.to(matrix)[columns] @ behind, behind)
 
 
 def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:

@@ -3,9 +3,9 @@
 Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
 *Parts*: a right sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from
 the equations, and summed in float64. *Values*: keys could be mixed up in weights and values alike and no sum would show
-it, so the value vectors of a few keys are computed anew from the vectors that `f` acts on. *Output*: parts can rebuild a
-forward pass that is not the user's, so the model's output under capture is compared with its output under its own
-attention (`check_output`, once per kind of input).
+it, so the value vectors are compared, along random directions, with what `W_V` makes of the vectors that `f` acts on.
+*Output*: parts can rebuild a forward pass that is not the user's, so the model's output under capture is compared with
+its output under its own attention (`check_output`, once per kind of input).
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from normlens.measures import MEASURES
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
-#: Keys whose value vectors are computed anew, per site and batch.
-VALUE_CHECKS = 16
 #: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
 WHOLE_POSITIONS = 64
 
@@ -81,7 +79,7 @@ def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Te
 
     Rebuilding it whole costs one more product of the model's width squared. For many positions the difference `D` is
     seen through random directions `R` instead: `‖D R‖` has the size of `‖D‖` on average, and an error that hides from
-    32 Gaussian directions at every position does not exist in practice.
+    16 Gaussian directions at every position does not exist in practice.
     """
     t = block.tensors
     projection = t.projections["attn"]
@@ -124,46 +122,36 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
     heads = explicit_heads(block, batch, query, key)
     weights = pairs.sampled_alpha.double()
+    lengths = heads.norm(dim=-1)
+    parts = explicit_parts(block, torch.einsum("ph,phd->pd", weights, heads))
     for name in wanted:
         computed, place = values[name], MEASURES[name].place
         if place is not None:
-            explicit = explicit_parts(block, place, (weights.unsqueeze(-1) * heads).sum(1)).norm(dim=-1)
+            explicit = parts[place].norm(dim=-1)
             entry, most = computed[batch, query, key], computed[batch, query].amax(-1)
         elif name == "f_norm":
-            explicit, entry = heads.norm(dim=-1), computed[batch, :, key]
-            most = explicit.amax(-1, keepdim=True)
+            explicit, entry, most = lengths, computed[batch, :, key], lengths.amax(-1, keepdim=True)
         else:
-            explicit, entry = weights.abs() * heads.norm(dim=-1), computed[batch, :, query, key]
+            explicit, entry = weights.abs() * lengths, computed[batch, :, query, key]
             most = explicit.amax(-1, keepdim=True)
-        error = ((entry.double() - explicit).abs() / (explicit + 1e-3 * most.double() + 1e-30)).flatten(
-            1 if place is None else 0
-        )
+        error = (entry - explicit).abs() / (explicit + 1e-3 * most + 1e-30)
         if not bool((error <= subject.tolerance).all()):
             worst = int(error.reshape(len(batch), -1).amax(-1).argmax())
             raise subject.fail(f"{name} of query {int(query[worst])} and key {int(key[worst])}", float(error.max()))
 
 
-def prove_values(
-    x: Float[Tensor, "batch key model"],
-    values: Float[Tensor, "batch kv_head key width"],
-    weight: Float[Tensor, "model columns"],
-    bias: Float[Tensor, " columns"] | None,
-    columns: Int[Tensor, "kv_head width"],
-    key_mask: Bool[Tensor, "batch key"],
-    subject: Subject,
-    seed: int = 0,
-) -> None:
-    """`x_j W_V + b_V` must be the value vector of key `j` itself, for a seeded handful of keys; else an error."""
-    real = key_mask.nonzero()
-    chosen = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))[:VALUE_CHECKS]]
-    batch, key = chosen.to(x.device).unbind(-1)
-    computed = x[batch, key] @ weight.to(x)
-    if bias is not None:
-        computed = computed + bias.to(x)
-    expected = values[batch, :, key].flatten(1)  # one row per chosen key
-    difference = (computed[:, columns.to(x.device).flatten()] - expected).norm(dim=-1)
-    size = expected.norm(dim=-1)
-    error = float((difference / size.clamp_min(1e-3 * float(size.max()) + 1e-30)).max())
+def prove_values(block: Block, key_mask: Bool[Tensor, "batch key"], subject: Subject) -> None:
+    """`x_j W_V + b_V` must be the value vector of key `j` itself, seen along random directions; else an error."""
+    sketch = block.tensors.value_sketch
+    if sketch is None:
+        return
+    expected = block.tensors.values.transpose(1, 2).flatten(2) @ sketch.behind
+    computed = block.tensors.x @ sketch.before
+    difference = computed - expected if sketch.shift is None else computed + sketch.shift - expected
+    off, size = difference.norm(dim=-1), expected.norm(dim=-1)
+    if not bool(key_mask.all()):
+        off, size = off[key_mask], size[key_mask]
+    error = float((off / size.clamp_min(1e-3 * float(size.max()) + 1e-30)).max())
     if not error <= subject.tolerance:
         raise subject.fail("value vectors by key", error)
 
@@ -173,28 +161,29 @@ def explicit_heads(
 ) -> Float[Tensor, "pair head model"]:
     """`f_h(x_j)` of the sampled keys, head by head; only a gate makes it depend on the query."""
     t = block.tensors
-    kv_head = torch.arange(t.heads, device=key.device) // (t.heads // t.values.shape[1])
-    values = t.values[batch[:, None], kv_head, key[:, None]]
+    values = t.values[batch, :, key]
+    if t.heads != values.shape[1]:
+        values = values.repeat_interleave(t.heads // values.shape[1], dim=1)
     if t.gate is not None:
         values = values * t.gate[batch, query]
-    return torch.einsum("phc,hcd->phd", values, t.projections["attn"].weight).double()
+    return torch.bmm(values.transpose(0, 1), t.projections["attn"].weight).transpose(0, 1).double()
 
 
-def explicit_parts(block: Block, place: PlaceName, parts: Float[Tensor, "pair model"]) -> Float[Tensor, "pair model"]:
-    """What becomes of the sampled vectors on the way to a place, step by step in float64."""
+def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[PlaceName, Float[Tensor, "pair model"]]:
+    """What becomes of the sampled vectors on the way to each place, step by step in float64."""
     t = block.tensors
-    if place == "attn":
-        return parts
+    found: dict[PlaceName, Tensor] = {"attn": parts}
     batch, query, key = t.pairs.samples.to(parts.device).unbind(-1)
-    y = t.projected[batch, query].double()
-    for step in t.branch:
-        parts = _explicit_step(step, parts, y)
-        y = _explicit_step(step, y, y) + _explicit_shift(step)
+    if t.branch:
+        y = t.projected[batch, query].double()
+        for step in t.branch:
+            parts = _explicit_step(step, parts, y)
+            y = _explicit_step(step, y, y) + _explicit_shift(step)
     if t.self_attends:
-        parts = parts + t.residual[batch, query].double() * (query == key).unsqueeze(-1)
-    if place == "ln" and t.norm is not None:
-        parts = _explicit_step(t.norm, parts, t.total[batch, query].double())
-    return parts
+        parts = parts + t.residual[batch, query] * (query == key).unsqueeze(-1)
+    found["res"] = parts
+    found["ln"] = parts if t.norm is None else _explicit_step(t.norm, parts, t.total[batch, query].double())
+    return found
 
 
 def _explicit_shift(step: Step) -> Tensor | float:

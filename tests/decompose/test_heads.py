@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normlens.decompose import kernels
-from normlens.decompose.heads import Projection, head_grams, repeat_values, split_heads, summed_norms, vector_norms
+from normlens.decompose.grams import Grams
+from normlens.decompose.heads import Projection, repeat_values, split_heads
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"], autouse=True)
@@ -21,10 +22,14 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def summed(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    projections, out = [Projection(weight)], alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
-    grams = head_grams(values, projections)
-    summed_norms(alpha, grams, vector_norms(grams), values, projections, 0, out)
-    return out[0]
+    return grams_and_norms(alpha, values, weight)[1]
+
+
+def grams_and_norms(alpha: Tensor, values: Tensor, weight: Tensor) -> tuple[Grams, Tensor]:
+    grams, out = Grams(values, [Projection(weight)]), alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
+    grams.reach(values.shape[2])
+    grams.norms(alpha, 0, out)
+    return grams, out[0]
 
 
 def explicit(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
@@ -74,10 +79,10 @@ def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, s
     weight = torch.randn(h, width, 9, generator=generator) * 10**exponent
     values = torch.randn(2, h, keys, width, generator=generator)
     alpha = torch.randn(2, h, queries, keys, generator=generator).softmax(-1)
-    gram = head_grams(values, [Projection(weight)])[0]
-    assert relative(summed(alpha, values, weight), explicit(alpha, values, weight)) < 1e-5
+    grams, norms = grams_and_norms(alpha, values, weight)
+    assert relative(norms, explicit(alpha, values, weight)) < 1e-5
     f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
-    assert relative(vector_norms(gram), f.norm(dim=-1)) < 1e-5
+    assert relative(grams.lengths[0], f.norm(dim=-1)) < 1e-5
 
 
 def test_heads_are_consecutive_rows_and_groups_stand_side_by_side() -> None:

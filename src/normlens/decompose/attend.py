@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 #: Weights per block: enough to keep the machine busy, little enough to stay in its caches.
-BLOCK_NUMBERS = 2_000_000
+BLOCK_NUMBERS = 4_000_000
 
 Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
 

@@ -5,8 +5,8 @@ the model's vector is `sum_j part_ij + bias`, where the part of position `j` in 
 
     part_ij = scale_i * linear(sum_h alpha_hij f_h(x_j))   (+ the residual's own contribution where i = j)
 
-Since `linear` is the same for every pair it is given to `W_O` once (`projections`), and all norms follow from
-`decompose.pairs`.
+Since `linear` is the same for every pair it is given to the vectors `f_h(x_j)` (`projections`), and all norms follow
+from their Gram matrices (`decompose.grams`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, repeat_values
+from normlens.decompose.heads import Projection, ValueSketch, repeat_values
 from normlens.decompose.pairs import PLACES, Pairs, PlaceName
-from normlens.decompose.steps import Passage, Step, through
+from normlens.decompose.steps import Passage, Step, apply, through
 from normlens.decompose.vectors import VectorNorms, vector_norms_of
 
 
@@ -30,8 +30,8 @@ def projections_of(
 ) -> dict[PlaceName, Projection]:
     """The output projection as each place sees it; places with the same steps share one."""
     attn = Projection(weight)
-    res = attn if not branch else Projection(Passage(branch).linear(weight))
-    ln = res if norm is None else Projection(norm.linear(res.weight))
+    res = attn if not branch else Projection(weight, branch)
+    ln = res if norm is None else Projection(weight, (*branch, norm))
     return {"attn": attn, "res": res, "ln": ln}
 
 
@@ -52,6 +52,8 @@ class BlockTensors:
     normalized: Float[Tensor, "batch query model"] | None
     x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
     self_attends: bool  # False for cross-attention, where no key is the query
+    #: Finds keys that are mixed up in weights and values alike; None where the values are no affine function of x.
+    value_sketch: ValueSketch | None = None
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gated`.
@@ -75,12 +77,8 @@ class Block:
     def passages(self) -> dict[PlaceName, Passage]:
         """How a vector of the attention output arrives at each place."""
         t = self.tensors
-        attn = Passage(shift=t.bias)
-        res = through(t.branch, t.projected, attn)
-        if t.others is not None:
-            res = Passage(res.steps, res.scale, t.others if res.shift is None else t.others + res.shift)
-        ln = res if t.norm is None else res.after(t.norm, t.total)
-        return {"attn": attn, "res": res, "ln": ln}
+        res = through(t.branch, t.projected)
+        return {"attn": Passage(), "res": res, "ln": res if t.norm is None else res.after(t.norm, t.total)}
 
     @cached_property
     def residuals(self) -> dict[PlaceName, Tensor | None]:
@@ -118,8 +116,11 @@ class Block:
 
     @cached_property
     def _diagonal_part(self) -> Float[Tensor, "batch query model"]:
-        assert self.tensors.pairs.diagonal is not None, "the diagonal must have been asked for"
-        diagonal = self.tensors.pairs.diagonal.transpose(1, 2).unsqueeze(-1)
+        pairs = self.tensors.pairs
+        if pairs.own is not None:
+            return pairs.own
+        assert pairs.diagonal is not None, "the diagonal must have been asked for"
+        diagonal = pairs.diagonal.transpose(1, 2).unsqueeze(-1)
         return self.project(diagonal * self.values_by_head.transpose(1, 2))
 
     def project(self, by_head: Float[Tensor, "batch query head width"]) -> Float[Tensor, "batch query model"]:
@@ -132,11 +133,14 @@ class Block:
         self, place: PlaceName, summed: Float[Tensor, "batch query model"]
     ) -> Float[Tensor, "batch query model"]:
         """Parts (whose sum at the attention output is `summed`), residual and biases added up, at a place."""
-        passage, residual = self.passages[place], self.residuals[place]
-        vectors = passage.carry(summed)
-        if residual is not None:
-            vectors = vectors + residual
-        return vectors if passage.shift is None else vectors + passage.shift
+        t = self.tensors
+        vectors, y = summed if t.bias is None else summed + t.bias, t.projected
+        if place == "attn":
+            return vectors
+        for step in t.branch:
+            vectors, y = apply(step, vectors, y), apply(step, y)
+        vectors = vectors + t.residual if t.others is None else vectors + t.residual + t.others
+        return vectors if place == "res" or t.norm is None else apply(t.norm, vectors, t.total)
 
     def self_vectors(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
         """What each position contributes to itself, the residual included. In cross-attention: the residual alone."""
@@ -169,10 +173,9 @@ class Block:
 
     def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a place."""
-        passage = self.passages[place]
-        norms = self.tensors.pairs.norms[place]
+        norms, scale = self.tensors.pairs.norms[place], self.vectors.scales.get(place)
         # Several places may share these norms, so they are changed in a copy.
-        norms = norms.clone() if passage.scale is None else norms * passage.scale.abs()
+        norms = norms.clone() if scale is None else norms * scale.abs().unsqueeze(-1)
         if self.tensors.self_attends and self.residuals[place] is not None:
             if self.tensors.together is None:
                 own = self.vectors.mixing[place][1]

@@ -1,4 +1,4 @@
-"""Two loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
+"""Three loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
 
 Each has a plain PyTorch form beside its caller, which serves every device and is what the tests compare with. numba is
 optional (`pip install normlens[fast]`); compiling takes some seconds once per machine (the result is cached on disk),
@@ -8,7 +8,10 @@ so a short text never comes here.
 from __future__ import annotations
 
 import importlib.util
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -55,43 +58,143 @@ def run(name: str, *arguments: Any) -> Any:
         return getattr(_compiled(), name)(*(a.numpy() if isinstance(a, Tensor) else a for a in arguments))
 
 
+@contextmanager
+def _short_waits() -> Iterator[None]:
+    """Threads that are started here go to sleep soon after their work.
+
+    PyTorch and numba have a pool of threads each. A thread that has just worked waits for more in a busy loop, by default
+    for milliseconds, on a processor that the other pool needs by then. The setting is read when a pool's library is
+    loaded, and PyTorch's has been; a user's own setting stands.
+    """
+    mine = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "20000"}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            del os.environ[name]
+
+
 @cache
 def _compiled() -> SimpleNamespace:
     import numba
     import numpy as np
 
-    numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
-    parallel = numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+    with _short_waits():  # the first question about threads starts them
+        numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
+    quick = {"contract", "reassoc", "nsz", "arcp"}
+    parallel = numba.njit(parallel=True, fastmath=quick, cache=True)
+
+    # Constants are made in the arrays' own type (`dtype.type(0)`): a plain 0 would turn every sum into float64.
+
+    @numba.njit(fastmath=quick, cache=True)
+    def triangle(f: Any, out: Any, lengths: Any, key: int) -> None:
+        """One key's Gram matrix: products of the rows of `f`, nine at a time; below the diagonal they count twice."""
+        heads, width = f.shape
+        zero, two = f.dtype.type(0), f.dtype.type(2)
+        last = heads - 1
+        for h in range(0, heads, 3):
+            h1, h2 = min(h + 1, last), min(h + 2, last)
+            a, b, c = f[h], f[h1], f[h2]
+            for g in range(0, h + 1, 3):
+                g1, g2 = min(g + 1, last), min(g + 2, last)
+                x, y, z = f[g], f[g1], f[g2]
+                ax = ay = az = bx = by = bz = cx = cy = cz = zero
+                for k in range(width):
+                    ax += a[k] * x[k]
+                    ay += a[k] * y[k]
+                    az += a[k] * z[k]
+                    bx += b[k] * x[k]
+                    by += b[k] * y[k]
+                    bz += b[k] * z[k]
+                    cx += c[k] * x[k]
+                    cy += c[k] * y[k]
+                    cz += c[k] * z[k]
+                if g < h:
+                    out[h, g, key], out[h, g1, key], out[h, g2, key] = two * ax, two * ay, two * az
+                    out[h1, g, key], out[h1, g1, key], out[h1, g2, key] = two * bx, two * by, two * bz
+                    out[h2, g, key], out[h2, g1, key], out[h2, g2, key] = two * cx, two * cy, two * cz
+                else:  # a tile on the diagonal; where heads run out, its rows are the last one again
+                    if h2 > h1:
+                        out[h2, h1, key], out[h2, h, key] = two * cy, two * cx
+                    if h1 > h:
+                        out[h1, h, key] = two * bx
+                    out[h, h, key], lengths[h, key] = ax, np.sqrt(ax)
+                    out[h1, h1, key], lengths[h1, key] = by, np.sqrt(by)
+                    out[h2, h2, key], lengths[h2, key] = cz, np.sqrt(cz)
 
     @parallel
-    def quadratic(alpha: Any, grams: Any, lengths: Any, cancellation: float, start: int, norms: Any, lost: Any) -> None:
-        """See `heads.summed_norms`: the norms of queries from `start` on; lost pairs become negative and are counted."""
+    def grams(
+        f: Any,
+        factors: Any,
+        centred: Any,
+        changed: Any,
+        start: int,
+        first: int,
+        count: int,
+        lower: Any,
+        lengths: Any,
+        diagonal: Any,
+        owned: int,
+        own: Any,
+    ) -> None:
+        """See `grams.Grams`: `f` is (head, row, model), a row is a key of a sequence."""
+        heads, rows, width = f.shape
+        for row in numba.prange(rows):
+            b, key = (start + row) // count, first + (start + row) % count
+            vectors = np.empty((heads, width), f.dtype)
+            if key < owned:
+                mine = own[b, key]
+                mine[:] = 0
+                for h in range(heads):
+                    weight, vector = diagonal[b, h, key], f[h, row]
+                    for k in range(width):
+                        mine[k] += weight * vector[k]
+            for t in range(lower.shape[0]):
+                factor = factors[t]
+                for h in range(heads):
+                    vector, to = f[h, row], vectors[h]
+                    mean = f.dtype.type(0)
+                    if centred[t]:
+                        for k in range(width):
+                            mean += vector[k]
+                        mean /= f.dtype.type(width)
+                    if changed[t]:
+                        for k in range(width):
+                            to[k] = (vector[k] - mean) * factor[k]
+                    else:
+                        to[:] = vector
+                triangle(vectors, lower[t, b], lengths[t, b], key)
+
+    @parallel
+    def quadratic(alpha: Any, lower: Any, lengths: Any, cancellation: float, start: int, norms: Any, lost: Any) -> None:
+        """See `Grams.norms`: the norms of queries from `start` on; lost pairs become negative and are counted."""
         batch, heads, queries, keys = alpha.shape
+        least, minus = alpha.dtype.type(cancellation), alpha.dtype.type(-1)
         for item in numba.prange(batch * queries):
             b, i = item // queries, item % queries
             inner = np.empty(keys, alpha.dtype)
             total = np.empty(keys, alpha.dtype)
             most = np.empty(keys, alpha.dtype)
             missing = 0
-            for t in range(grams.shape[0]):
+            for t in range(lower.shape[0]):
                 total[:] = 0
                 most[:] = 0
                 for h in range(heads):
                     row, length = alpha[b, h, i], lengths[t, b, h]
                     inner[:] = 0
-                    for g in range(h):
-                        other, weight = alpha[b, g, i], grams[t, b, h, g]
+                    for g in range(h + 1):
+                        other, weight = alpha[b, g, i], lower[t, b, h, g]
                         for j in range(keys):
                             inner[j] += weight[j] * other[j]
-                    own = grams[t, b, h, h]
                     for j in range(keys):
-                        total[j] += row[j] * (2 * inner[j] + own[j] * row[j])
+                        total[j] += row[j] * inner[j]
                         most[j] += abs(row[j]) * length[j]
                 out = norms[t, b, start + i]
                 for j in range(keys):
-                    bad = total[j] < cancellation * most[j] * most[j]
+                    bad = total[j] < least * most[j] * most[j]
                     missing += bad
-                    out[j] = -1.0 if bad else np.sqrt(total[j])
+                    out[j] = minus if bad else np.sqrt(total[j])
             lost[b, i] = missing
 
     @parallel
@@ -109,12 +212,13 @@ def _compiled() -> SimpleNamespace:
         with_norm: bool,
         out: Any,
     ) -> None:
-        """The twelve sums of `decompose.vectors`, for blocks with nothing on the branch."""
+        """The sums of `decompose.vectors`, for blocks with nothing on the branch."""
         count, width = summed.shape
         for n in numba.prange(count):
             z, o, r, y = summed[n], own[n], residual[n], total[n]
-            size = gap = whole = from_self = from_others = with_residual = z[0] * 0
-            mean = mean_context = mean_self = z[0] * 0
+            zero, one, size_of = summed.dtype.type(0), summed.dtype.type(1), summed.dtype.type(width)
+            size = gap = whole = from_self = from_others = with_residual = zero
+            mean = mean_context = mean_self = zero
             for c in range(width):
                 context = z[c] - bias[c] - o[c]
                 self_part = o[c] + r[c]
@@ -132,14 +236,14 @@ def _compiled() -> SimpleNamespace:
             out[n, 3], out[n, 4], out[n, 5] = from_others, from_self, with_residual
             if with_norm:
                 if centred:
-                    mean, mean_context, mean_self = mean / width, mean_context / width, mean_self / width
+                    mean, mean_context, mean_self = mean / size_of, mean_context / size_of, mean_self / size_of
                 else:
-                    mean, mean_context, mean_self = z[0] * 0, z[0] * 0, z[0] * 0
-                spread = z[0] * 0
+                    mean, mean_context, mean_self = zero, zero, zero
+                spread = zero
                 for c in range(width):
                     spread += (y[c] - mean) * (y[c] - mean)
-                inverse = 1 / np.sqrt(spread / width + eps)
-                gap = whole = from_others = with_residual = z[0] * 0
+                inverse = one / np.sqrt(spread / size_of + summed.dtype.type(eps))
+                gap = whole = from_others = with_residual = zero
                 for c in range(width):
                     scale = gamma[c] * inverse
                     context = (z[c] - bias[c] - o[c] - mean_context) * scale
@@ -150,5 +254,6 @@ def _compiled() -> SimpleNamespace:
                     from_others += context * context
                     with_residual += self_part * self_part
                 out[n, 6], out[n, 7], out[n, 8], out[n, 9] = gap, whole, from_others, with_residual
+                out[n, 10] = inverse
 
-    return SimpleNamespace(quadratic=quadratic, vectors=vectors)
+    return SimpleNamespace(grams=grams, quadratic=quadratic, vectors=vectors)

@@ -14,7 +14,8 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, head_grams, summed_norms, vector_lengths, vector_norms
+from normlens.decompose.grams import Grams
+from normlens.decompose.heads import Projection, repeat_values, vector_lengths
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -50,6 +51,7 @@ class Pairs:
     norms: Mapping[PlaceName, Float[Tensor, "batch query key"]]
     samples: Int[Tensor, "pair 3"]  # batch, query, key
     sampled_alpha: Float[Tensor, "pair head"]
+    own: Float[Tensor, "batch query model"] | None = None  # sum_h alpha_hii f_h(x_i), where it cost nothing
     gated: Float[Tensor, "batch head query key"] | None = None  # ‖alpha f(x)‖ where a gate makes f depend on the query
 
 
@@ -65,7 +67,7 @@ class PairWork:
         samples: Int[Tensor, "pair 3"],
     ) -> None:
         batch, _, keys, _ = values.shape
-        heads = projections["attn"].weight.shape[0]
+        heads, _, model = projections["attn"].at_attention.shape
         self.values = values
         self.needs = needs
         self._samples = samples
@@ -73,13 +75,13 @@ class PairWork:
         # Places that see the same projection share their Gram matrices and norms.
         self._projections = projections
         self._mapped = _distinct([projections[place] for place in PLACES if place in needs.places])
-        self._grams = head_grams(values, self._mapped) if self._mapped else values.new_empty(0)
-        self._lengths = vector_norms(self._grams) if self._mapped else values.new_empty(0)
         self._norms = values.new_zeros(len(self._mapped), batch, queries, keys)
         self._alpha = values.new_zeros(batch, heads, queries, keys) if needs.alpha else None
         self._weights = values.new_zeros(batch, queries, keys) if needs.weights else None
         self._totals = values.new_zeros(batch, queries) if needs.totals else None
         self._diagonal = values.new_zeros(batch, heads, queries) if needs.diagonal else None
+        own = values.new_empty(batch, queries, model) if needs.diagonal and queries == keys else None
+        self._grams = Grams(values, self._mapped, own) if self._mapped else None
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
@@ -97,8 +99,9 @@ class PairWork:
             last = min(stop, keys)
             own = alpha.diagonal(offset=start, dim1=-2, dim2=-1)
             self._diagonal[:, :, start:last] = own[..., : max(0, last - start)]
-        if self._mapped:
-            summed_norms(alpha, self._grams, self._lengths, self.values, self._mapped, start, self._norms)
+        if self._grams is not None:
+            self._grams.reach(keys, self._diagonal, stop)
+            self._grams.norms(alpha, start, self._norms)
         self._sample(alpha, start, stop, keys)
 
     def _sample(self, alpha: Tensor, start: int, stop: int, keys: int) -> None:
@@ -126,14 +129,26 @@ class PairWork:
             norms={place: self._norms[self._mapped.index(self._projections[place])] for place in self.needs.places},
             samples=self._samples,
             sampled_alpha=self._sampled,
+            own=self._own(),
         )
 
     def _attention_lengths(self) -> Float[Tensor, "batch head key"]:
         """`‖f_h(x_j)‖`, from the Gram matrices where they exist already."""
         attention = self._projections["attn"]
-        if attention in self._mapped:
-            return self._lengths[self._mapped.index(attention)]
+        if self._grams is not None and attention in self._mapped:
+            return self._grams.lengths[self._mapped.index(attention)]
         return vector_lengths(self.values, attention)
+
+    def _own(self) -> Float[Tensor, "batch query model"] | None:
+        """What each position gives itself; those whose weight came after their vectors are projected anew."""
+        if self._grams is None or self._grams.own is None or self._diagonal is None:
+            return None
+        late = slice(self._grams.owned, None)
+        weight = self._projections["attn"].at_attention
+        values = repeat_values(self.values[:, :, late], weight.shape[0])
+        parts = (self._diagonal[:, :, late].unsqueeze(-1) * values).transpose(1, 2)
+        self._grams.own[:, late] = parts.flatten(2) @ weight.flatten(0, 1)
+        return self._grams.own
 
 
 def _distinct(projections: list[Projection]) -> list[Projection]:

@@ -61,11 +61,13 @@ Step = Normalizing | Scaling | Shifting
 
 @dataclass(frozen=True)
 class Passage:
-    """A chain of steps with the numbers that this input gave them: `vector -> scale * linear(vector) + shift`."""
+    """A chain of steps with the numbers that this input gave them: a part becomes `scale * linear(part)`.
+
+    There is no bias in it, since a bias belongs to no input.
+    """
 
     steps: tuple[Step, ...] = ()
     scale: Float[Tensor, "batch query 1"] | None = None
-    shift: Float[Tensor, "batch query model"] | Float[Tensor, " model"] | None = None
 
     def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
         """The part of the passage that no input changes; it may be given to the weights instead of the vectors."""
@@ -74,38 +76,31 @@ class Passage:
         return vectors
 
     def carry(self, vectors: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query model"]:
-        """What becomes of one contribution per query: no shift, since a bias belongs to no input."""
+        """What becomes of one contribution per query."""
         vectors = self.linear(vectors)
         return vectors if self.scale is None else vectors * self.scale
 
     def after(self, step: Step, y: Float[Tensor, "batch query model"]) -> Passage:
         """This passage followed by one more step, which the model applied to `y`."""
-        shift = None if self.shift is None else step.linear(self.shift)
-        if isinstance(step, Scaling):
-            return Passage((*self.steps, step), self.scale, shift)
-        if isinstance(step, Shifting):
-            return Passage(self.steps, self.scale, step.vector if shift is None else shift + step.vector)
+        if not isinstance(step, Normalizing):
+            return Passage((*self.steps, step), self.scale)
         inverse = step.inverse_scale(y)
-        scale = inverse if self.scale is None else self.scale * inverse
-        shift = None if shift is None else shift * inverse
-        if step.beta is not None:
-            shift = step.beta if shift is None else shift + step.beta
-        return Passage((*self.steps, step), scale, shift)
+        return Passage((*self.steps, step), inverse if self.scale is None else self.scale * inverse)
 
 
-def apply(step: Step, y: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query model"]:
-    """The step as the model does it."""
+def apply(step: Step, vectors: Float[Tensor, "batch query model"], y: Tensor | None = None) -> Tensor:
+    """The step as the model does it, with the scale that it gave to `y` (None: the vectors themselves)."""
     if isinstance(step, Scaling):
-        return step.linear(y)
+        return step.linear(vectors)
     if isinstance(step, Shifting):
-        return y + step.vector
-    out = step.linear(y) * step.inverse_scale(y)
+        return vectors + step.vector
+    out = step.linear(vectors) * step.inverse_scale(vectors if y is None else y)
     return out if step.beta is None else out + step.beta
 
 
-def through(steps: Sequence[Step], y: Float[Tensor, "batch query model"], start: Passage) -> Passage:
+def through(steps: Sequence[Step], y: Float[Tensor, "batch query model"]) -> Passage:
     """The passage of `y` through several steps, one after the other."""
+    passage = Passage()
     for step in steps:
-        start = start.after(step, y)
-        y = apply(step, y)
-    return start
+        passage, y = passage.after(step, y), apply(step, y)
+    return passage

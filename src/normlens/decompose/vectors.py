@@ -32,6 +32,7 @@ class VectorNorms:
     size: PerQuery  # of the attention output
     gaps: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # difference and whole
     mixing: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # ‖context‖ and ‖self‖; empty where nobody asked
+    scales: Mapping[PlaceName, PerQuery]  # what normalizations multiply each query's parts by, where they do
 
 
 def vector_norms_of(block: Block) -> VectorNorms:
@@ -51,7 +52,10 @@ def vector_norms_of(block: Block) -> VectorNorms:
         for place in block.places:
             mixing[place] = (block.context_vectors(place).norm(dim=-1), block.self_vectors(place).norm(dim=-1))
         mixing.setdefault("ln", mixing["res"])
-    return VectorNorms(t.projected.square().sum(-1), gaps, mixing)
+    scales = {
+        place: passage.scale.squeeze(-1) for place, passage in block.passages.items() if passage.scale is not None
+    }
+    return VectorNorms(t.projected.square().sum(-1), gaps, mixing, scales)
 
 
 def _gap(rebuilt: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +68,7 @@ def _compiled(block: Block) -> VectorNorms:
     norm = t.norm if isinstance(t.norm, Normalizing) else None
     nothing, ones = t.total.new_zeros(width), t.total.new_ones(width)
     own = block.own if t.self_attends else torch.zeros_like(t.total)
-    out = t.total.new_zeros(t.total.shape[0] * t.total.shape[1], 10)
+    out = t.total.new_zeros(t.total.shape[0] * t.total.shape[1], 11)
     kernels.run(
         "vectors",
         t.projected.flatten(0, 1).contiguous(),
@@ -81,11 +85,13 @@ def _compiled(block: Block) -> VectorNorms:
         out,
     )
     by_query = out.view(*t.total.shape[:2], -1).unbind(-1)
-    roots = [column.sqrt() for column in by_query]
+    roots = out.sqrt().view(*t.total.shape[:2], -1).unbind(-1)
     gaps: dict[PlaceName, tuple[Tensor, Tensor]] = {"res": (by_query[1], by_query[2])}
     mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {"attn": (roots[3], roots[4]), "res": (roots[3], roots[5])}
     mixing["ln"] = mixing["res"]
+    scales: dict[PlaceName, Tensor] = {}
     if norm is not None:
+        scales["ln"] = by_query[10]
         gaps["ln"] = (by_query[6], by_query[7])
         mixing["ln"] = (roots[8], roots[9])
-    return VectorNorms(by_query[0], gaps, mixing)
+    return VectorNorms(by_query[0], gaps, mixing, scales)
