@@ -12,8 +12,11 @@ from torch import Tensor
 
 from normlens.corpus.batches import Batch, Item, batched
 from normlens.corpus.plan import Plan
+from normlens.corpus.rounding import FEWEST_POSITIONS, rows_stand_alone
 from normlens.corpus.tally import Tally
 from normlens.corpus.tokens import TokenRows
+from normlens.decompose import kernels
+from normlens.decompose.attend import BLOCK_NUMBERS
 from normlens.observe import SiteResult
 from normlens.settings import Precision, Settings
 
@@ -42,9 +45,10 @@ class Done:
 class Worker:
     """A model and a plan, ready for units.
 
-    Each sequence goes through the model alone, so that its numbers depend on nothing but itself: a matrix product of
-    more rows may round differently. Statistics are then taken over the batch at once. With `together` the whole batch
-    goes through the model at once, which a GPU needs to be fast; numbers then depend on the batch in their last digits.
+    A sequence's numbers must depend on nothing but itself. Sequences of one length go through the model together where
+    that changes no bit of them (`rounding`; the first batch is run both ways to see it), else one by one; statistics are
+    taken over the batch at once. `together` asks for whole batches in any case, and then numbers may depend on the batch
+    in their last digits.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Worker:
     ) -> None:
         self.lens, self.plan = lens, plan
         self.batch_size, self.per_token, self.together = batch_size, per_token, together
+        self._joins: bool | None = True if together else None  # None: not tried yet
         self.settings = Settings.of(
             lens.anatomy, measures=plan.requested, mixing=plan.mixing, layers=plan.layers, precision=precision
         )
@@ -75,21 +80,43 @@ class Worker:
 
     def count(self, tally: Tally, items: Sequence[Item], rows: TokenRows | None = None) -> None:
         """Run sequences into a tally."""
-        device = next(self.lens.model.parameters()).device
         for batch in batched(items, self.batch_size):
             opened = tally.open(batch)
-            if self.together or len(batch.items) == 1:
-                self._run(batch.inputs(device), opened.site)
-            else:
-                alone: list[list[SiteResult]] = []
-                for item in batch.items:
-                    alone.append([])
-                    self._run(Batch([item]).inputs(device), alone[-1].append)
-                for results in zip(*alone, strict=True):
-                    opened.site(joined(results))
+            with kernels.whatever_the_size():
+                self._through_the_model(batch, opened.site)
             opened.close()
             if rows is not None:
                 rows.add(batch, opened)
+
+    def _through_the_model(self, batch: Batch, handle: Callable[[SiteResult], None]) -> None:
+        device = next(self.lens.model.parameters()).device
+        if len(batch.items) == 1 or (self._joins and self._may_join(batch)):
+            self._run(batch.inputs(device), handle)
+            return
+        alone: list[list[SiteResult]] = []
+        for item in batch.items:
+            alone.append([])
+            self._run(Batch([item]).inputs(device), alone[-1].append)
+        apart = [joined(results) for results in zip(*alone, strict=True)]
+        if self._joins is None and self._may_join(batch):
+            at_once: list[SiteResult] = []
+            if rows_stand_alone(self.lens.model):
+                self._run(batch.inputs(device), at_once.append)
+            self._joins = bool(at_once) and all(map(_same_bits, at_once, apart))
+        for result in apart:
+            handle(result)
+
+    def _may_join(self, batch: Batch) -> bool:
+        """Not where a product has few rows, nor where attention would be cut into other blocks than for one sequence."""
+        length = batch.items[0].length
+        heads = max(site.heads for site in self.settings.sites)
+        fits = len(batch.items) * heads * length * length <= BLOCK_NUMBERS
+        return self.together or (length >= FEWEST_POSITIONS and fits)
+
+
+def _same_bits(one: SiteResult, other: SiteResult) -> bool:
+    groups = ((one.values, other.values), (one.mixing, other.mixing), (one.residual, other.residual))
+    return all(torch.equal(a[name], b[name]) for a, b in groups for name in a)
 
 
 def joined(results: Sequence[SiteResult]) -> SiteResult:

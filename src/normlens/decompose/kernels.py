@@ -31,6 +31,8 @@ def usable(work: int, *tensors: Tensor) -> bool:
     fits = all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
     if not fits or not _installed():
         return False
+    if _asked.always:
+        return True
     _asked.total += work
     if not _asked.compiled and (work >= WORTH_COMPILING or _asked.total >= 10 * WORTH_COMPILING):
         _asked.compiled = True
@@ -42,9 +44,20 @@ class _Asked:
 
     total = 0
     compiled = False
+    always = False
 
 
 _asked = _Asked()
+
+
+@contextmanager
+def whatever_the_size() -> Iterator[None]:
+    """Inside, the loops take every input that fits: its numbers do not depend on what was asked before, or beside it."""
+    before, _asked.always = _asked.always, True
+    try:
+        yield
+    finally:
+        _asked.always = before
 
 
 @cache
@@ -58,21 +71,25 @@ def run(name: str, *arguments: Any) -> Any:
         return getattr(_compiled(), name)(*(a.numpy() if isinstance(a, Tensor) else a for a in arguments))
 
 
-@contextmanager
-def _short_waits() -> Iterator[None]:
-    """Threads that are started here go to sleep soon after their work.
+@cache
+def start_threads() -> int:
+    """Start numba's threads, as many as PyTorch has; returns their number.
 
-    PyTorch and numba have a pool of threads each. A thread that has just worked waits for more in a busy loop, by default
+    They are made to go to sleep soon after their work. PyTorch and numba have a pool of threads each. A thread that has just worked waits for more in a busy loop, by default
     for milliseconds, on a processor that the other pool needs by then. The setting is read when a pool's library is
     loaded, and PyTorch's has been; a user's own setting stands.
     """
+    import numba
+
     mine = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "20000"}
     os.environ.update(mine)
     try:
-        yield
+        threads: int = min(torch.get_num_threads(), numba.get_num_threads())
+        numba.set_num_threads(threads)
     finally:
         for name in mine:
             del os.environ[name]
+    return threads
 
 
 @cache
@@ -80,8 +97,7 @@ def _compiled() -> SimpleNamespace:
     import numba
     import numpy as np
 
-    with _short_waits():  # the first question about threads starts them
-        numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
+    start_threads()
     quick = {"contract", "reassoc", "nsz", "arcp"}
     parallel = numba.njit(parallel=True, fastmath=quick, cache=True)
 
