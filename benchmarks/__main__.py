@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import speed
+from benchmarks import corpus, speed
 from normlens.plots import save_figure
 from normlens.provenance import versions
 
@@ -45,11 +45,23 @@ def rows(rounds: int, long: bool) -> list[tuple[str, str, float, float | None, b
         ("BERT-shaped 4 layers, 1 x 24", "first analysis over first forward pass", first["ratio"], None, False)
     )
     if long:
-        child = speed._in_process("llama-8192")
+        child = speed.in_process("llama-8192")
         found.append(("Llama-shaped 1 x 8192", "mixing ratio alone, peak GB", child["peak"] / 1024, 12.0, False))
         share = child["ratio"] / at_1024
         found.append(("Llama-shaped 1 x 8192", "mixing ratio alone", child["ratio"], None, False))
         found.append(("Llama-shaped 8192 over 1024", "growth of that ratio", share, 1.2, False))
+    throughput = corpus.throughput(rounds)
+    found.append(
+        (
+            "corpus, BERT-base 8 x 128",
+            "throughput over the plain forward pass",
+            throughput["clock"],
+            corpus.TARGET,
+            True,
+        )
+    )
+    flat = corpus.peak(2000) / corpus.peak(100)
+    found.append(("corpus, 2,000 over 100 sequences", "growth of peak memory", flat, 1.05, False))
     return found
 
 

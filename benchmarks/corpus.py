@@ -20,9 +20,10 @@ import torch
 import transformers
 
 from normlens.corpus.batches import Batch, Item
+from normlens.corpus.checkpoint import Checkpoint
 from normlens.corpus.plan import Plan
 from normlens.corpus.tally import Tally
-from normlens.corpus.worker import Worker
+from normlens.corpus.worker import Unit, Worker
 from normlens.lens import Lens
 
 TARGET = 0.65
@@ -81,13 +82,9 @@ def _peak(count: int) -> None:
     worker = Worker(bert(layers=2, width=64, heads=2), Plan.of(CATEGORIES), batch_size=8)
     total = Tally(worker.plan)
     made = items(count, 64)
-    from normlens.corpus.worker import Unit
-
     for start in range(0, count, 64):
         total.load(worker.work(Unit(start, tuple(made[start : start + 64]))).state)
     with tempfile.TemporaryDirectory() as folder:
-        from normlens.corpus.checkpoint import Checkpoint
-
         Checkpoint("", 0, 0.0, total).save(Path(folder))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

@@ -136,15 +136,16 @@ def against_materializing(rounds: int = 5) -> float:
 
 def first_call() -> dict[str, float]:
     """One short text in a fresh process: the first analysis over the first forward pass, and whether it compiled."""
-    return _in_process("first")
+    return in_process("first")
 
 
 def peaks(case: str) -> float:
     """The peak memory of a fresh process, in MB."""
-    return _in_process(case)["peak"]
+    return in_process(case)["peak"]
 
 
-def _in_process(case: str) -> dict[str, float]:
+def in_process(case: str) -> dict[str, float]:
+    """What one case finds in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.speed", case]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -141,6 +141,55 @@ def test_any_partition_and_order_gives_the_same_tables(lens, data) -> None:
         pd.testing.assert_frame_equal(found[name], expected[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("independent", [True, False])
+def test_sequences_share_a_pass_only_where_no_bit_changes(lens, monkeypatch, independent: bool) -> None:
+    from normlens.corpus import worker as working
+    from normlens.corpus.batches import Item
+
+    rng = np.random.default_rng(0)
+    made = [
+        Item(n, str(n), rng.integers(5, 20, length), None, rng.integers(0, 3, length).astype(np.uint8))
+        for n, length in enumerate([24] * 6 + [40] * 3 + [5] * 3)
+    ]
+    plan = Plan.of(Categories.of(lens.tokenizer).names)
+    passes: list[int] = []
+    count_passes = Worker._run
+
+    def counted(self, inputs, handle) -> None:
+        passes.append(len(inputs["input_ids"]))
+        count_passes(self, inputs, handle)
+
+    monkeypatch.setattr(Worker, "_run", counted)
+    if not independent:
+        monkeypatch.setattr(working, "rows_stand_alone", lambda model: False)
+    tallies = {}
+    for size in (1, 3):
+        tallies[size] = Tally(plan)
+        Worker(lens, plan, batch_size=size).count(tallies[size], made)
+        if size == 1:
+            assert passes == [1] * 12
+            passes.clear()
+    # Five positions are too few to join. The first batch of 24 is run both ways, and decides about the others.
+    assert passes == [1] * 3 + ([1, 1, 1, 3, 3, 3] if independent else [1] * 9)
+    first, second = tallies[1].state(), tallies[3].state()
+    for name, array in first.items():
+        if name != "proof":
+            np.testing.assert_allclose(second[name], array, 1e-12, 1e-15, err_msg=name)
+
+
+def test_a_machine_that_rounds_by_neighbours_is_noticed() -> None:
+    import torch
+
+    from normlens.corpus.rounding import rows_stand_alone
+
+    class Neighbours(torch.nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return super().forward(given) * (1 + 1e-6 * (len(given) % 2))
+
+    assert rows_stand_alone(torch.nn.Sequential(torch.nn.ReLU()))
+    assert not rows_stand_alone(torch.nn.Sequential(Neighbours(8, 8)))
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 64}, {"workers": 2}])
 def test_batch_size_and_workers_do_not_show(lens, reference: CorpusResult, tmp_path: Path, options) -> None:
     source = reference.folder.parent / "corpus.txt"

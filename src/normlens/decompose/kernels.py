@@ -75,9 +75,9 @@ def run(name: str, *arguments: Any) -> Any:
 def start_threads() -> int:
     """Start numba's threads, as many as PyTorch has; returns their number.
 
-    They are made to go to sleep soon after their work. PyTorch and numba have a pool of threads each. A thread that has just worked waits for more in a busy loop, by default
-    for milliseconds, on a processor that the other pool needs by then. The setting is read when a pool's library is
-    loaded, and PyTorch's has been; a user's own setting stands.
+    They are made to go to sleep soon after their work. PyTorch and numba have a pool of threads each, and a thread that
+    has just worked waits for more in a busy loop, by default for milliseconds, on a processor that the other pool needs
+    by then. The setting is read when a pool's library is loaded, and PyTorch's has been; a user's own setting stands.
     """
     import numba
 
