@@ -22,7 +22,7 @@ from normlens.anatomy.interface import AttentionCall, answering, evaluating
 from normlens.anatomy.textbook import textbook_inputs
 from normlens.anatomy.trace import call_arguments, tensor_at
 from normlens.anatomy.watch import Watcher
-from normlens.decompose.attend import BLOCK_NUMBERS, attend, attend_diagonal
+from normlens.decompose.attend import WHOLE_NUMBERS, attend, attend_diagonal
 from normlens.decompose.block import BlockTensors
 from normlens.decompose.gated import factors, gated_pairs
 from normlens.decompose.heads import repeat_values
@@ -324,4 +324,4 @@ def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
 
 def _long(call: AttentionCall) -> bool:
     """Whether the weights would not fit in one block."""
-    return call.query.shape[0] * call.query.shape[1] * call.query.shape[2] * call.key.shape[2] > BLOCK_NUMBERS
+    return call.query.shape[0] * call.query.shape[1] * call.query.shape[2] * call.key.shape[2] > WHOLE_NUMBERS

@@ -40,6 +40,7 @@ def written_out(given: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", masks())
 def test_blocks_give_all_weights_and_the_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WHOLE_NUMBERS", 1)
     monkeypatch.setattr(module, "BLOCK_NUMBERS", 1)  # the smallest blocks there are
     given = inputs(masks()[name])
     alpha, output = written_out(given)

@@ -16,7 +16,7 @@ from normlens.corpus.rounding import FEWEST_POSITIONS, rows_stand_alone
 from normlens.corpus.tally import Tally
 from normlens.corpus.tokens import TokenRows
 from normlens.decompose import kernels
-from normlens.decompose.attend import BLOCK_NUMBERS
+from normlens.decompose.attend import WHOLE_NUMBERS
 from normlens.observe import SiteResult
 from normlens.settings import Precision, Settings
 
@@ -110,7 +110,7 @@ class Worker:
         """Not where a product has few rows, nor where attention would be cut into other blocks than for one sequence."""
         length = batch.items[0].length
         heads = max(site.heads for site in self.settings.sites)
-        fits = len(batch.items) * heads * length * length <= BLOCK_NUMBERS
+        fits = len(batch.items) * heads * length * length <= WHOLE_NUMBERS
         return self.together or (length >= FEWEST_POSITIONS and fits)
 
 

@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-#: Weights per block: enough to keep the machine busy, little enough to stay in its caches.
-BLOCK_NUMBERS = 4_000_000
+#: Up to so many weights are computed at once.
+WHOLE_NUMBERS = 4_000_000
+#: Weights per block where there are more: little enough to stay in caches, and to see little behind a causal mask.
+BLOCK_NUMBERS = 2_000_000
 
 Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
 
@@ -32,7 +34,8 @@ def attend(inputs: AttentionInputs, feed: Feed | None = None) -> Float[Tensor, "
     """The attention output; each block of weights is given to `feed` on the way."""
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
-    step = max(16, min(queries, BLOCK_NUMBERS // max(1, batch * heads * keys)))
+    row = max(1, batch * heads * keys)
+    step = queries if row * queries <= WHOLE_NUMBERS else max(16, BLOCK_NUMBERS // row)
     output = inputs.query.new_empty(batch, heads, queries, inputs.value.shape[-1])
     for start in range(0, queries, step):
         stop = min(queries, start + step)
@@ -50,8 +53,10 @@ def _weights(inputs: AttentionInputs, start: int, stop: int, seen: int) -> Float
         scores = scores.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
     for term in (inputs.bias, inputs.mask):
         if term is not None:
-            rows = term if term.shape[-2] == 1 else term[..., start:stop, :]
-            scores += rows[..., :seen]
+            rows = (term if term.shape[-2] == 1 else term[..., start:stop, :])[..., :seen]
+            # The keys before a block are hidden by nothing, as a rule: a mask of zeros need not be added to every head.
+            first = start if term is inputs.mask and not bool(rows[..., :start].any()) else 0
+            scores[..., first:] += rows[..., first:]
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 

@@ -24,7 +24,7 @@ from normlens.decompose.heads import Projection, repeat_values
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `Grams.norms`.
 CANCELLATION = 1 / 200
 #: Numbers of transformed vectors that exist at once: they stay in a processor's cache, or keep another device busy.
-BLOCK_NUMBERS = {"cpu": 4_800_000}
+BLOCK_NUMBERS = {"cpu": 2_400_000}
 OTHER_BLOCK_NUMBERS = 32_000_000
 
 
