@@ -40,7 +40,9 @@ def reproduce(
     definition: Annotated[
         str, typer.Option(help="Where the paper's words and the authors' code disagree: paper or code.")
     ] = "code",
-    limit: Annotated[int, typer.Option(help="At most so many sequences.")] = 992,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many sequences, 992 by default; translation: pairs, all by default.")
+    ] = None,
     max_length: Annotated[int, typer.Option(help="Tokens per sequence at most.")] = 128,
     pairs: Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")] = True,
     seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
@@ -77,6 +79,7 @@ def reproduce(
             "gradients": tuple(gradient or ()),
             "gradient_samples": gradient_samples,
             "gradient_pairs": gradient_pairs,
+            "limit": limit,
         }
         _translation(chosen, files, folder, {"gold_one_based": gold_one_based, "gold_swap": gold_swap, **rows}, as_json)
         return
@@ -89,7 +92,7 @@ def reproduce(
             tuple(data or ()),
             frequency,
             definition,  # type: ignore[arg-type]
-            limit,
+            992 if limit is None else limit,
             max_length,
             pairs,
             seed=seed,
