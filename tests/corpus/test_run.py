@@ -190,6 +190,23 @@ def test_a_machine_that_rounds_by_neighbours_is_noticed() -> None:
     assert not rows_stand_alone(torch.nn.Sequential(Neighbours(8, 8)))
 
 
+def test_few_positions_are_computed_on_one_thread() -> None:
+    import torch
+
+    from normlens.corpus.rounding import FEWEST_POSITIONS, steady
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with steady(FEWEST_POSITIONS - 1):
+            assert torch.get_num_threads() == 1
+        with steady(FEWEST_POSITIONS):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 64}, {"workers": 2}])
 def test_batch_size_and_workers_do_not_show(lens, reference: CorpusResult, tmp_path: Path, options) -> None:
     source = reference.folder.parent / "corpus.txt"

@@ -7,11 +7,12 @@ promise row by row, except for a handful of rows, where they take another path; 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-#: Shorter sequences always go alone: products of a few rows are rounded in their own way.
+#: Shorter sequences always go alone, on one thread: products of a few rows are rounded in their own way, and by threads.
 FEWEST_POSITIONS = 16
 _ROWS = (16, 23, 64, 100, 128, 257, 512)
 _MOST = 640
@@ -29,6 +30,20 @@ def rows_stand_alone(model: nn.Module) -> bool:
                 if not torch.equal(linear(inputs[start : start + rows]), whole[start : start + rows]):
                     return False
     return True
+
+
+@contextmanager
+def steady(positions: int) -> Iterator[None]:
+    """Inside, so few positions are rounded the same whatever number of threads the process has."""
+    threads = torch.get_num_threads()
+    if positions >= FEWEST_POSITIONS or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _one_of_each_shape(model: nn.Module) -> Iterator[nn.Linear]:

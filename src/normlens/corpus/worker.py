@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normlens.corpus.batches import Batch, Item, batched
 from normlens.corpus.plan import Plan
-from normlens.corpus.rounding import FEWEST_POSITIONS, rows_stand_alone
+from normlens.corpus.rounding import FEWEST_POSITIONS, rows_stand_alone, steady
 from normlens.corpus.tally import Tally
 from normlens.corpus.tokens import TokenRows
 from normlens.decompose import kernels
@@ -76,7 +76,8 @@ class Worker:
         return Done(unit.index, len(unit.items), tally.state(), None if rows is None else rows.columns())
 
     def _run(self, inputs: dict[str, Tensor], handle: Callable[[SiteResult], None]) -> None:
-        self.lens.run(inputs, self.settings, lambda site, block, result: handle(result))
+        with steady(inputs["input_ids"].numel()):
+            self.lens.run(inputs, self.settings, lambda site, block, result: handle(result))
 
     def count(self, tally: Tally, items: Sequence[Item], rows: TokenRows | None = None) -> None:
         """Run sequences into a tally."""
