@@ -66,7 +66,9 @@ def test_numbers_agree_with_slow_loops(lens, reference: CorpusResult) -> None:
                 continue
             row = table.loc[(quantity, layer, pd.NA if head is None else head, categories.names[category], over)]
             for statistic, function in checks.items():
-                assert row[statistic] == pytest.approx(function(numbers), rel=2e-5, abs=1e-9), (quantity, statistic)
+                # Where all values are equal, their spread is the rounding of float32.
+                least = 1e-6 if statistic == "sd" else 1e-9
+                assert row[statistic] == pytest.approx(function(numbers), rel=2e-5, abs=least), (quantity, statistic)
     for category, numbers in slow["pairs"].items():
         alpha, norm = np.array(numbers, dtype=np.float32).T
         found = reference.rho("alpha", "f_norm", categories.names[category])
