@@ -11,6 +11,7 @@ from torch import Tensor
 from normlens.decompose import kernels
 from normlens.decompose.grams import Grams
 from normlens.decompose.heads import Projection, repeat_values, split_heads
+from normlens.decompose.steps import Normalizing, Scaling
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compiled"], autouse=True)
@@ -83,6 +84,40 @@ def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, s
     assert relative(norms, explicit(alpha, values, weight)) < 1e-5
     f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
     assert relative(grams.lengths[0], f.norm(dim=-1)) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 12])
+def test_every_place_and_the_own_part_come_from_the_same_vectors(heads: int) -> None:
+    """Two reaches of keys in a batch of two; steps that are one, and steps that are more than one."""
+    generator = torch.Generator().manual_seed(heads)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    weight, values, alpha = random(heads, 3, 9), random(2, heads, 7, 3), random(2, heads, 7, 7).softmax(-1)
+    post, scale = Normalizing(random(9), None, True, 1e-5), Scaling(random(9))
+    places = [(), (Scaling(-0.7),), (scale,), (post,), (Normalizing(None, None, False, 1e-5),), (scale, post)]
+    for steps in (*([place] for place in places), places[:-1]):
+        projections = [Projection(weight, step) for step in steps]
+        own, out = torch.full((2, 7, 9), torch.nan), torch.empty(len(projections), 2, 7, 7)
+        grams, diagonal = Grams(values, projections, own), alpha.diagonal(dim1=2, dim2=3).contiguous()
+        grams.reach(4, diagonal, 4)
+        grams.reach(7, diagonal, 7)
+        grams.norms(alpha, 0, out)
+        f = torch.einsum("bhkc,hcd->bkhd", values.double(), weight.double())
+        assert grams.owned == 7
+        torch.testing.assert_close(
+            own.double(), torch.einsum("bhk,bkhd->bkd", diagonal.double(), f), rtol=1e-5, atol=1e-5
+        )
+        parts = torch.einsum("bhqk,bkhd->bqkd", alpha.double(), f)
+        for projection, norms in zip(projections, out, strict=True):
+            expected = parts
+            for step in projection.steps:
+                if isinstance(step, Normalizing) and step.centred:
+                    expected = expected - expected.mean(-1, keepdim=True)
+                factor = step.factor if isinstance(step, Scaling) else step.gamma
+                expected = expected if factor is None else expected * factor
+            assert relative(norms, expected.norm(dim=-1)) < 1e-5
 
 
 def test_heads_are_consecutive_rows_and_groups_stand_side_by_side() -> None:
