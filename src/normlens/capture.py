@@ -28,6 +28,7 @@ from normlens.decompose.gated import factors, gated_pairs
 from normlens.decompose.heads import repeat_values
 from normlens.decompose.pairs import Needs, Pairs, PairWork
 from normlens.decompose.steps import Shifting, Step
+from normlens.decompose.workspace import Workspace
 from normlens.errors import AnatomyError
 from normlens.prepared import Prepared, WeightCache
 
@@ -76,9 +77,9 @@ def capture(
     weights: WeightCache,
 ) -> Any:
     """Run the model once and hand each wanted site to `handle`; returns the model's output."""
-    for site in request.sites:  # before any hook is set: some projections are asked what they do to unit vectors
-        weights.prepare(site, request.dtype)
-    run = _Run(anatomy, handle, request, weights, _batch_size(inputs))
+    # Before any hook is set: some projections are asked what they do to unit vectors.
+    prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
+    run = _Run(anatomy, handle, request, prepared, _batch_size(inputs))
     with evaluating(model), answering(model, run.attention), ExitStack() as hooks:
         run.watch(model, hooks)
         output = model(**run_arguments(model, inputs))
@@ -94,13 +95,14 @@ class _Run:
         anatomy: Anatomy,
         handle: Callable[[Site, BlockTensors], None],
         request: Request,
-        weights: WeightCache,
+        prepared: Mapping[int, Prepared],
         batch: int,
     ) -> None:
         self._anatomy = anatomy
         self._handle = handle
         self._request = request
-        self._weights = weights
+        self._prepared = prepared  # by the identity of the site
+        self._space = Workspace()
         chosen = {id(site) for site in request.sites}
         self._pending = {i: _Pending(site) for i, site in enumerate(anatomy.sites) if id(site) in chosen}
         self._attentions = 0
@@ -190,7 +192,7 @@ class _Run:
 
     def _unwatched(self, site: Site, call: AttentionCall) -> Tensor:
         inputs = textbook_inputs(call) if site.textbook else None
-        return call.eager()[0] if inputs is None else attend(inputs)
+        return call.eager()[0] if inputs is None else attend(inputs, space=self._space)
 
     def _watched(self, pending: _Pending, call: AttentionCall) -> Tensor:
         site = pending.site
@@ -206,7 +208,7 @@ class _Run:
             output, diagonal = found
             work.take_diagonal(diagonal)
         else:
-            output = attend(inputs, work.feed)
+            output = attend(inputs, work.feed, self._space)
         pending.pairs = work.result(output)
         return output
 
@@ -227,7 +229,7 @@ class _Run:
             found = factors(output, self._inner(pending))
             alpha, pending.gate = alpha * found.by_query_and_head.transpose(1, 2), found.gate
         if pending.gate is not None:
-            prepared = self._prepared(site)
+            prepared = self._prepared[id(site)]
             samples = self._request.sampler(site, alpha.shape[0], alpha.shape[2], alpha.shape[3])
             pending.pairs = gated_pairs(
                 alpha, by_head, prepared.projections, pending.gate, self._request.needs, samples
@@ -240,20 +242,19 @@ class _Run:
 
     def _work(self, site: Site, values: Tensor, queries: int) -> PairWork:
         samples = self._request.sampler(site, values.shape[0], queries, values.shape[2])
-        return PairWork(values, queries, self._prepared(site).projections, self._request.needs, samples)
+        return PairWork(
+            values, queries, self._prepared[id(site)].projections, self._request.needs, samples, self._space
+        )
 
     def _inner(self, pending: _Pending) -> list[Step | Tensor]:
         steps: list[Step | Tensor] = []
-        for described, step in zip(pending.site.inner, self._prepared(pending.site).inner, strict=True):
+        for described, step in zip(pending.site.inner, self._prepared[id(pending.site)].inner, strict=True):
             if isinstance(described, Gate):
                 gate = pending.tensors[described.place].to(self._request.dtype)
                 steps.append(gate.transpose(-3, -2) if described.heads_first else gate)
             elif step is not None:
                 steps.append(step)
         return steps
-
-    def _prepared(self, site: Site) -> Prepared:
-        return self._weights.prepare(site, self._request.dtype)
 
     # ---- handing over --------------------------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class _Run:
         self._handle(pending.site, self._block(pending))
 
     def _block(self, pending: _Pending) -> BlockTensors:
-        site, prepared = pending.site, self._prepared(pending.site)
+        site, prepared = pending.site, self._prepared[id(pending.site)]
         assert pending.pairs is not None and pending.values is not None
         seen = {
             place: _by_position(place, tensor.to(self._request.dtype), pending.values.shape[0])

@@ -91,6 +91,7 @@ class Observer:
         self._settings = settings
         self._family = family
         self._dtype = dtype
+        self._known: dict[tuple[Kind, int, int, int], tuple[Tensor, Tensor]] = {}
 
     def sample(self, site: Site, batch: int, queries: int, keys: int) -> Int[Tensor, "pair 3"]:
         """The pairs of this site that the proof will rebuild."""
@@ -112,10 +113,13 @@ class Observer:
         )
 
     def _masks(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
-        return (
-            _fitted(self._positions.queries(site.kind), batch, queries, "query", site),
-            _fitted(self._positions.keys(site.kind), batch, keys, "key", site),
-        )
+        shape = (site.kind, batch, queries, keys)
+        if shape not in self._known:
+            self._known[shape] = (
+                _fitted(self._positions.queries(site.kind), batch, queries, "query", site),
+                _fitted(self._positions.keys(site.kind), batch, keys, "key", site),
+            )
+        return self._known[shape]
 
 
 def merge_words(

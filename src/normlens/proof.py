@@ -61,17 +61,18 @@ def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: S
 
     Each place behind the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    mask = None if bool(query_mask.all()) else query_mask.to(block.tensors.total.device)
-    worst = torch.zeros(query_mask.shape[0], dtype=torch.float64)
-    for place, (gap, size) in {"attn": _attention_gap(block), **block.vectors.gaps}.items():
-        if mask is not None:
-            gap, size = gap * mask, size * mask
-        whole = size.double().sum(1)
-        error = (gap.double().sum(1) / whole.clamp_min(1e-300)).sqrt().cpu()
-        if not bool((error <= subject.tolerance).all()):  # also true for NaN
-            raise subject.fail(_PLACE_WORDS[place], float(error.max()))
-        worst = torch.maximum(worst, error)
-    return worst
+    found = {"attn": _attention_gap(block), **block.vectors.gaps}
+    gaps, sizes = (torch.stack(numbers) for numbers in zip(*found.values(), strict=True))  # place batch query
+    if not bool(query_mask.all()):
+        mask = query_mask.to(gaps.device)
+        gaps, sizes = gaps * mask, sizes * mask
+    whole = sizes.sum(-1, dtype=torch.float64).clamp_min(1e-300)
+    errors = (gaps.sum(-1, dtype=torch.float64) / whole).sqrt().cpu()
+    if not bool((errors <= subject.tolerance).all()):  # also true for NaN
+        for place, error in zip(found, errors, strict=True):
+            if not bool((error <= subject.tolerance).all()):
+                raise subject.fail(_PLACE_WORDS[place], float(error.max()))
+    return errors.amax(0)
 
 
 def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
@@ -89,8 +90,10 @@ def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Te
         difference = difference if t.bias is None else difference + t.bias
     else:
         directions, behind = projection.directions
-        difference = mixed @ behind - t.projected @ directions
-        difference = difference if t.bias is None else difference + t.bias @ directions
+        difference = mixed @ behind
+        difference -= t.projected @ directions
+        if t.bias is not None:
+            difference += t.bias @ directions
     return difference.square().sum(-1), block.vectors.size
 
 
@@ -99,45 +102,53 @@ def pick_pairs(
 ) -> Int[Tensor, "pair 3"]:
     """A seeded handful of real pairs (batch, query, key), the first of them on the diagonal where there is one."""
     drawn = Random(seed)
+    real = {id(mask): mask.sum(-1).tolist() for mask in (query_mask, key_mask)}
 
-    def one_of(mask: Tensor) -> int:
-        real = int(mask.sum())
-        at = drawn.randrange(real)
-        return at if real == len(mask) else int(mask.nonzero()[at])
+    def one_of(mask: Tensor, row: int) -> int:
+        at = drawn.randrange(real[id(mask)][row])
+        return at if real[id(mask)][row] == mask.shape[1] else int(mask[row].nonzero()[at])
 
     pairs = []
     for n in range(SPOT_CHECKS):
         batch = drawn.randrange(query_mask.shape[0])
-        query = one_of(query_mask[batch])
-        pairs.append((batch, query, query if diagonal and n == 0 else one_of(key_mask[batch])))
+        query = one_of(query_mask, batch)
+        pairs.append((batch, query, query if diagonal and n == 0 else one_of(key_mask, batch)))
     return torch.tensor(pairs)
 
 
 def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
     """Rebuild the sampled entries of each map from explicit vectors; a difference is an error."""
     pairs = block.tensors.pairs
-    wanted = {name for name in values if MEASURES[name].place is not None or name in ("f_norm", "af_norm")}
-    if not wanted:
+    maps = {name: place for name in values if (place := MEASURES[name].place) is not None}
+    by_head = [name for name in values if name in ("f_norm", "af_norm")]
+    if not maps and not by_head:
         return
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
     heads = explicit_heads(block, batch, query, key)
     weights = pairs.sampled_alpha.double()
-    lengths = heads.norm(dim=-1)
-    parts = explicit_parts(block, torch.einsum("ph,phd->pd", weights, heads))
-    for name in wanted:
-        computed, place = values[name], MEASURES[name].place
-        if place is not None:
-            explicit = parts[place].norm(dim=-1)
-            entry, most = computed[batch, query, key], computed[batch, query].amax(-1)
-        elif name == "f_norm":
-            explicit, entry, most = lengths, computed[batch, :, key], lengths.amax(-1, keepdim=True)
-        else:
-            explicit, entry = weights.abs() * lengths, computed[batch, :, query, key]
-            most = explicit.amax(-1, keepdim=True)
-        error = (entry - explicit).abs() / (explicit + 1e-3 * most + 1e-30)
-        if not bool((error <= subject.tolerance).all()):
-            worst = int(error.reshape(len(batch), -1).amax(-1).argmax())
-            raise subject.fail(f"{name} of query {int(query[worst])} and key {int(key[worst])}", float(error.max()))
+    checked: dict[tuple[str, ...], Tensor] = {}  # names: error by name and pair (and head)
+    if maps:
+        parts = explicit_parts(block, torch.einsum("ph,phd->pd", weights, heads))
+        length = {place: parts[place].norm(dim=-1) for place in set(maps.values())}
+        explicit = torch.stack([length[place] for place in maps.values()])
+        rows = torch.stack([values[name][batch, query] for name in maps])  # name pair key
+        entry = rows[:, torch.arange(len(key), device=key.device), key]
+        checked[tuple(maps)] = _relative(entry, explicit, rows.amax(-1))
+    for name in by_head:
+        lengths = heads.norm(dim=-1)
+        explicit = lengths if name == "f_norm" else weights.abs() * lengths
+        entry = values[name][batch, :, key] if name == "f_norm" else values[name][batch, :, query, key]
+        checked[name,] = _relative(entry, explicit, explicit.amax(-1, keepdim=True)).amax(-1).unsqueeze(0)
+    for names, errors in checked.items():
+        if not bool((errors <= subject.tolerance).all()):
+            n, worst = divmod(int(errors.nan_to_num(torch.inf).argmax()), len(key))
+            where = f"query {int(query[worst])} and key {int(key[worst])}"
+            raise subject.fail(f"{names[n]} of {where}", float(errors[n, worst]))
+
+
+def _relative(entry: Tensor, explicit: Tensor, most: Tensor) -> Tensor:
+    """How far an entry is off, with some allowance where the rest of its row is far larger."""
+    return (entry - explicit).abs() / (explicit + 1e-3 * most + 1e-30)
 
 
 def prove_values(block: Block, key_mask: Bool[Tensor, "batch key"], subject: Subject) -> None:

@@ -103,14 +103,15 @@ def _outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normlens.decompose.workspace import Workspace
+
 #: Up to so many weights are computed at once.
 WHOLE_NUMBERS = 4_000_000
 #: Weights per block where there are more: little enough to stay in caches, and to see little behind a causal mask.
@@ -30,60 +32,57 @@ class AttentionInputs:
     softcap: float | None = None
 
 
-def attend(inputs: AttentionInputs, feed: Feed | None = None) -> Float[Tensor, "batch query head value_width"]:
-    """The attention output; each block of weights is given to `feed` on the way."""
+def attend(
+    inputs: AttentionInputs, feed: Feed | None = None, space: Workspace | None = None
+) -> Float[Tensor, "batch query head value_width"]:
+    """The attention output; each block of weights is given to `feed` on the way, and is overwritten by the next one."""
+    space = Workspace() if space is None else space
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
     row = max(1, batch * heads * keys)
     step = queries if row * queries <= WHOLE_NUMBERS else max(16, BLOCK_NUMBERS // row)
-    output = inputs.query.new_empty(batch, heads, queries, inputs.value.shape[-1])
+    output = inputs.query.new_empty(batch, queries, heads, inputs.value.shape[-1])
     for start in range(0, queries, step):
         stop = min(queries, start + step)
-        seen = _seen(inputs.mask, start, stop, keys)
-        alpha = _weights(inputs, start, stop, seen)
-        output[:, :, start:stop] = _grouped(alpha, inputs.value[:, :, :seen])
+        alpha = _weights(inputs, start, stop, space)
+        mixed = _grouped(alpha, inputs.value[:, :, : alpha.shape[-1]], "mixed", space)
+        output[:, start:stop] = mixed.transpose(1, 2)
         if feed is not None:
             feed(alpha, start)
-    return output.transpose(1, 2).contiguous()
+    return output
 
 
-def _weights(inputs: AttentionInputs, start: int, stop: int, seen: int) -> Float[Tensor, "batch head block key"]:
-    scores = _grouped(inputs.query[:, :, start:stop] * inputs.scaling, inputs.key[:, :, :seen].transpose(-1, -2))
+def _weights(
+    inputs: AttentionInputs, start: int, stop: int, space: Workspace
+) -> Float[Tensor, "batch head block seen"]:
+    """The weights of a block of queries, on the keys that it can see at all: behind them there is nothing to compute."""
+    keys = inputs.key.shape[2]
+    untouched, seen = (keys, keys) if inputs.mask is None else space.outline(inputs.mask).of(start, stop)
+    query = inputs.query[:, :, start:stop] * inputs.scaling
+    scores = _grouped(query, inputs.key[:, :, :seen].transpose(-1, -2), "scores", space)
     if inputs.softcap is not None:
         scores = scores.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
-    for term in (inputs.bias, inputs.mask):
-        if term is not None:
-            rows = (term if term.shape[-2] == 1 else term[..., start:stop, :])[..., :seen]
-            # The keys before a block are hidden by nothing, as a rule: a mask of zeros need not be added to every head.
-            first = start if term is inputs.mask and not bool(rows[..., :start].any()) else 0
-            scores[..., first:] += rows[..., first:]
+    for term, first in ((inputs.bias, 0), (inputs.mask, untouched)):
+        if term is not None and first < seen:
+            rows = term if term.shape[-2] == 1 else term[..., start:stop, :]
+            scores[..., first:] += rows[..., first:seen]
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        return torch.softmax(scores, dim=-1, out=scores)
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def _grouped(
-    left: Float[Tensor, "batch head rows inner"], right: Float[Tensor, "batch kv_head inner columns"]
+    left: Float[Tensor, "batch head rows inner"],
+    right: Float[Tensor, "batch kv_head inner columns"],
+    name: str,
+    space: Workspace,
 ) -> Float[Tensor, "batch head rows columns"]:
     """A matrix product in which the heads of one group share the right-hand side; nothing is repeated."""
     batch, heads, rows, inner = left.shape
-    groups = right.shape[1]
-    if groups == heads:
-        return left @ right
-    return (left.reshape(batch, groups, -1, inner) @ right).view(batch, heads, rows, -1)
-
-
-def _seen(mask: Tensor | None, start: int, stop: int, keys: int) -> int:
-    """How many keys this block of queries can see at all: behind them a causal mask leaves nothing to compute."""
-    if mask is None or mask.shape[-2] == 1:
-        return keys
-    floor = torch.finfo(mask.dtype).min / 2
-    last = mask[..., stop - 1, :]
-    # Cheap test on the block's last row first: only a mask that ends somewhere is looked at as a whole.
-    visible = (last > floor).flatten(0, -2).any(0)
-    beyond = int(visible.nonzero().max()) + 1 if bool(visible.any()) else keys
-    if beyond == keys:
-        return keys
-    hidden = bool((mask[..., start:stop, beyond:] <= floor).all())
-    return beyond if hidden else keys
+    groups, columns = right.shape[1], right.shape[-1]
+    out = space.take(name, (batch * groups, heads // groups * rows, columns), left)
+    torch.bmm(left.reshape(batch * groups, -1, inner), right.reshape(batch * groups, inner, columns), out=out)
+    return out.view(batch, heads, rows, columns)
 
 
 def attend_diagonal(

@@ -176,7 +176,7 @@ class Block:
         norms, scale = self.tensors.pairs.norms[place], self.vectors.scales.get(place)
         # Several places may share these norms, so they are changed in a copy.
         norms = norms.clone() if scale is None else norms * scale.abs().unsqueeze(-1)
-        if self.tensors.self_attends and self.residuals[place] is not None:
+        if self.tensors.self_attends and place != "attn":
             if self.tensors.together is None:
                 own = self.vectors.mixing[place][1]
             else:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from normlens.decompose import kernels
 from normlens.decompose.heads import Projection, repeat_values
+from normlens.decompose.workspace import Workspace
 
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `Grams.norms`.
 CANCELLATION = 1 / 200
@@ -41,11 +42,13 @@ class Grams:
         values: Float[Tensor, "batch kv_head key width"],
         projections: Sequence[Projection],
         own: Float[Tensor, "batch query model"] | None = None,
+        space: Workspace | None = None,
     ) -> None:
         batch, _, keys, _ = values.shape
         heads = projections[0].at_attention.shape[0]
         self._values = values
         self._projections = projections
+        self._space = Workspace() if space is None else space
         self.lower = values.new_zeros(len(projections), batch, heads, heads, keys)
         self.lengths = values.new_zeros(len(projections), batch, heads, keys)
         self._simple = _simple(projections)
@@ -65,10 +68,10 @@ class Grams:
         most = BLOCK_NUMBERS.get(new.device.type, OTHER_BLOCK_NUMBERS)
         step = max(1, most // (heads * model))
         owned = min(known, keys) if self.own is not None and diagonal is not None and self.owned == first else first
-        space = new.new_empty(heads, min(step, new.shape[1]), model)
         for start in range(0, new.shape[1], step):
             rows = new[:, start : start + step]
-            f = torch.bmm(rows, weight, out=space if rows.shape[1] == space.shape[1] else None)
+            f = self._space.take("vectors", (heads, rows.shape[1], model), rows)
+            torch.bmm(rows, weight, out=f)
             self._block(f, start, first, keys - first, diagonal, owned)
         self.owned = max(self.owned, owned)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normlens.decompose.grams import Grams
 from normlens.decompose.heads import Projection, repeat_values, vector_lengths
+from normlens.decompose.workspace import Workspace
 
 PlaceName = Literal["attn", "res", "ln"]
 PLACES: tuple[PlaceName, ...] = ("attn", "res", "ln")
@@ -65,6 +66,7 @@ class PairWork:
         projections: Mapping[PlaceName, Projection],
         needs: Needs,
         samples: Int[Tensor, "pair 3"],
+        space: Workspace | None = None,
     ) -> None:
         batch, _, keys, _ = values.shape
         heads, _, model = projections["attn"].at_attention.shape
@@ -81,7 +83,7 @@ class PairWork:
         self._totals = values.new_zeros(batch, queries) if needs.totals else None
         self._diagonal = values.new_zeros(batch, heads, queries) if needs.diagonal else None
         own = values.new_empty(batch, queries, model) if needs.diagonal and queries == keys else None
-        self._grams = Grams(values, self._mapped, own) if self._mapped else None
+        self._grams = Grams(values, self._mapped, own, space) if self._mapped else None
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
