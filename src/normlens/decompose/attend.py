@@ -58,8 +58,8 @@ def _weights(
     """The weights of a block of queries, on the keys that it can see at all: behind them there is nothing to compute."""
     keys = inputs.key.shape[2]
     untouched, seen = (keys, keys) if inputs.mask is None else space.outline(inputs.mask).of(start, stop)
-    query = inputs.query[:, :, start:stop] * inputs.scaling
-    scores = _grouped(query, inputs.key[:, :, :seen].transpose(-1, -2), "scores", space)
+    query, key = inputs.query[:, :, start:stop], inputs.key[:, :, :seen].transpose(-1, -2)
+    scores = _grouped(query, key, "scores", space, inputs.scaling)
     if inputs.softcap is not None:
         scores = scores.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
     for term, first in ((inputs.bias, 0), (inputs.mask, untouched)):
@@ -76,12 +76,14 @@ def _grouped(
     right: Float[Tensor, "batch kv_head inner columns"],
     name: str,
     space: Workspace,
+    factor: float = 1.0,
 ) -> Float[Tensor, "batch head rows columns"]:
-    """A matrix product in which the heads of one group share the right-hand side; nothing is repeated."""
+    """A matrix product times a factor, in which the heads of one group share the right-hand side; nothing is repeated."""
     batch, heads, rows, inner = left.shape
     groups, columns = right.shape[1], right.shape[-1]
     out = space.take(name, (batch * groups, heads // groups * rows, columns), left)
-    torch.bmm(left.reshape(batch * groups, -1, inner), right.reshape(batch * groups, inner, columns), out=out)
+    left, right = left.reshape(batch * groups, -1, inner), right.reshape(batch * groups, inner, columns)
+    torch.baddbmm(out, left, right, beta=0, alpha=factor, out=out)  # beta 0: what is in the block does not count
     return out.view(batch, heads, rows, columns)
 
 

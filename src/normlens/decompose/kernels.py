@@ -1,4 +1,4 @@
-"""Three loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
+"""Loops that PyTorch has no single operation for, compiled by numba where it is installed and pays.
 
 Each has a plain PyTorch form beside its caller, which serves every device and is what the tests compare with. numba is
 optional (`pip install normlens[fast]`); compiling takes some seconds once per machine (the result is cached on disk),
@@ -23,6 +23,8 @@ from torch import Tensor
 #: once, or ten times as many in all. Once they are there, small inputs may use them too.
 WORTH_COMPILING = 8_000_000
 WORTH_CALLING = 200_000
+#: How many queries and keys the quadratic form is worked out for at a time: what they need fits in a core's own caches.
+QUERIES, KEYS = 16, 128
 _lock = threading.Lock()  # one caller at a time: not every threading layer of numba admits two
 
 
@@ -182,36 +184,106 @@ def _compiled() -> SimpleNamespace:
                         to[:] = vector
                 triangle(vectors, lower[t, b], lengths[t, b], key)
 
+    # In the next three, rows of `KEYS` numbers stand one behind the other in flat arrays, so that the compiler knows the
+    # distances between them and turns the loops over keys into vector instructions.
+
+    @numba.njit(fastmath=quick, cache=True)
+    def tile(a: Any, b: Any, w: Any, many: int, total: Any) -> None:
+        """Adds `sum_hg a_h w_hg b_g` over four heads and four earlier ones, at each of the first `many` keys."""
+        k = KEYS
+        for j in range(many):
+            b0, b1, b2, b3 = b[j], b[k + j], b[2 * k + j], b[3 * k + j]
+            row0 = w[j] * b0 + w[k + j] * b1 + w[2 * k + j] * b2 + w[3 * k + j] * b3
+            row1 = w[4 * k + j] * b0 + w[5 * k + j] * b1 + w[6 * k + j] * b2 + w[7 * k + j] * b3
+            row2 = w[8 * k + j] * b0 + w[9 * k + j] * b1 + w[10 * k + j] * b2 + w[11 * k + j] * b3
+            row3 = w[12 * k + j] * b0 + w[13 * k + j] * b1 + w[14 * k + j] * b2 + w[15 * k + j] * b3
+            total[j] += a[j] * row0 + a[k + j] * row1 + a[2 * k + j] * row2 + a[3 * k + j] * row3
+
+    @numba.njit(fastmath=quick, cache=True)
+    def corner(a: Any, w: Any, length: Any, many: int, total: Any, most: Any) -> None:
+        """The same over four heads and themselves, a lower triangle; and adds `sum_h |a_h| length_h` to `most`."""
+        k = KEYS
+        for j in range(many):
+            a0, a1, a2, a3 = a[j], a[k + j], a[2 * k + j], a[3 * k + j]
+            row1 = w[4 * k + j] * a0 + w[5 * k + j] * a1
+            row2 = w[8 * k + j] * a0 + w[9 * k + j] * a1 + w[10 * k + j] * a2
+            row3 = w[12 * k + j] * a0 + w[13 * k + j] * a1 + w[14 * k + j] * a2 + w[15 * k + j] * a3
+            total[j] += a0 * w[j] * a0 + a1 * row1 + a2 * row2 + a3 * row3
+            near, far = (
+                abs(a0) * length[j] + abs(a1) * length[k + j],
+                abs(a2) * length[2 * k + j] + abs(a3) * length[3 * k + j],
+            )
+            most[j] += near + far
+
     @parallel
     def quadratic(alpha: Any, lower: Any, lengths: Any, cancellation: float, start: int, norms: Any, lost: Any) -> None:
-        """See `Grams.norms`: the norms of queries from `start` on; lost pairs become negative and are counted."""
+        """See `Grams.norms`: the norms of queries from `start` on; lost pairs become negative and are counted.
+
+        A few queries by a few keys at a time, four heads by four, whose numbers are laid side by side first: rows of a
+        long sequence lie at such distances that they push each other out of the nearest cache.
+        """
         batch, heads, queries, keys = alpha.shape
-        least, minus = alpha.dtype.type(cancellation), alpha.dtype.type(-1)
-        for item in numba.prange(batch * queries):
-            b, i = item // queries, item % queries
-            inner = np.empty(keys, alpha.dtype)
-            total = np.empty(keys, alpha.dtype)
-            most = np.empty(keys, alpha.dtype)
-            missing = 0
-            for t in range(lower.shape[0]):
-                total[:] = 0
-                most[:] = 0
-                for h in range(heads):
-                    row, length = alpha[b, h, i], lengths[t, b, h]
-                    inner[:] = 0
-                    for g in range(h + 1):
-                        other, weight = alpha[b, g, i], lower[t, b, h, g]
-                        for j in range(keys):
-                            inner[j] += weight[j] * other[j]
-                    for j in range(keys):
-                        total[j] += row[j] * inner[j]
-                        most[j] += abs(row[j]) * length[j]
-                out = norms[t, b, start + i]
-                for j in range(keys):
-                    bad = total[j] < least * most[j] * most[j]
-                    missing += bad
-                    out[j] = minus if bad else np.sqrt(total[j])
-            lost[b, i] = missing
+        number = alpha.dtype.type
+        zero, one, minus, least = number(0), number(1), number(-1), number(cancellation)
+        padded = (heads + 3) // 4 * 4  # heads beyond the last have weights of zero
+        groups = (queries + QUERIES - 1) // QUERIES
+        for item in numba.prange(batch * groups):
+            b, first = item // groups, item % groups * QUERIES
+            count = min(QUERIES, queries - first)
+            weights = np.zeros(QUERIES * padded * KEYS, alpha.dtype)  # query head key
+            pair = np.zeros(16 * KEYS, alpha.dtype)  # of `lower`: head head key
+            length = np.zeros(4 * KEYS, alpha.dtype)
+            total, most = np.empty(QUERIES * KEYS, alpha.dtype), np.empty(QUERIES * KEYS, alpha.dtype)
+            lost[b, first : first + count] = 0
+            for at in range(0, keys, KEYS):
+                wide = min(KEYS, keys - at)
+                many = (wide + 7) // 8 * 8  # whole vectors; nobody looks at what stands behind `wide`
+                for i in range(count):
+                    for h in range(heads):
+                        to = (i * padded + h) * KEYS
+                        weights[to : to + wide] = alpha[b, h, first + i, at : at + wide]
+                for t in range(lower.shape[0]):
+                    total[:], most[:] = zero, zero
+                    for h in range(0, heads, 4):
+                        here = min(4, heads - h)
+                        for g in range(0, h + 1, 4):
+                            pair[4 * here * KEYS :] = zero
+                            for x in range(here):
+                                for y in range(min(4, h + x + 1 - g)):
+                                    to = (4 * x + y) * KEYS
+                                    pair[to : to + wide] = lower[t, b, h + x, g + y, at : at + wide]
+                            if g < h:
+                                for i in range(count):
+                                    row = i * padded
+                                    tile(
+                                        weights[(row + h) * KEYS : (row + h + 4) * KEYS],
+                                        weights[(row + g) * KEYS : (row + g + 4) * KEYS],
+                                        pair,
+                                        many,
+                                        total[i * KEYS : (i + 1) * KEYS],
+                                    )
+                        length[here * KEYS :] = zero
+                        for x in range(here):
+                            length[x * KEYS : x * KEYS + wide] = lengths[t, b, h + x, at : at + wide]
+                        for i in range(count):
+                            row = i * padded
+                            corner(
+                                weights[(row + h) * KEYS : (row + h + 4) * KEYS],
+                                pair,
+                                length,
+                                many,
+                                total[i * KEYS : (i + 1) * KEYS],
+                                most[i * KEYS : (i + 1) * KEYS],
+                            )
+                    for i in range(count):
+                        square, bound = total[i * KEYS : i * KEYS + wide], most[i * KEYS : i * KEYS + wide]
+                        out = norms[t, b, start + first + i, at : at + wide]
+                        missing = zero  # counted as a number, which vectorizes
+                        for j in range(wide):
+                            bad = square[j] < least * bound[j] * bound[j]
+                            missing += one if bad else zero
+                            out[j] = minus if bad else np.sqrt(square[j])
+                        lost[b, first + i] += np.int64(missing)
 
     @parallel
     def vectors(
