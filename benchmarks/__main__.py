@@ -97,7 +97,7 @@ def draw(by_length: dict[int, dict[str, float]], by_heads: dict[int, dict[str, f
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-long", action="store_true", help="leave out the 8,192-token case")
     parser.add_argument("--no-growth", action="store_true", help="leave out growth with length and heads")
     arguments = parser.parse_args()
@@ -122,7 +122,7 @@ def main() -> None:
         "",
     ]
     if not arguments.no_growth:
-        save_figure(draw(*growth(max(2, arguments.rounds // 2))), DOCS / "images" / "performance")
+        save_figure(draw(*growth(max(2, arguments.rounds // 6))), DOCS / "images" / "performance")
         text += ["![cost by length and heads](images/performance.png)", ""]
     notes = DOCS / "performance_notes.md"
     if notes.exists():

@@ -86,6 +86,28 @@ def test_random_heads_of_any_size(h: int, width: int, queries: int, keys: int, s
     assert relative(grams.lengths[0], f.norm(dim=-1)) < 1e-5
 
 
+@pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 11, 12, 16])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 127), (16, 128), (17, 129), (33, 300)])
+def test_more_queries_and_keys_than_are_worked_out_at_a_time(heads: int, queries: int, keys: int) -> None:
+    """Queries from a later block, keys that end inside a tile, and a pair in the last tile whose digits are lost."""
+    generator = torch.Generator().manual_seed(heads * keys)
+    weight = torch.randn(heads, 3, 9, generator=generator)
+    values = torch.randn(2, heads, keys, 3, generator=generator)
+    alpha = torch.randn(2, heads, queries, keys, generator=generator).softmax(-1)
+    if heads > 1:  # the last key's heads cancel but for the first one's small part
+        weight[:2] = weight[0]
+        alpha[1, :, -1, -1] = 0
+        alpha[1, :2, -1, -1] = 1
+        values[1, 1, -1] = -values[1, 0, -1] * (1 - 1e-4)
+    out = torch.full((1, 2, queries + 3, keys), torch.nan)
+    grams = Grams(values, [Projection(weight)])
+    grams.reach(keys)
+    grams.norms(alpha, 2, out)
+    parts = torch.einsum("bhqk,bhkc,hcd->bqkd", alpha.double(), values.double(), weight.double())
+    assert relative(out[0, :, 2:-1], parts.norm(dim=-1)) < 1e-5
+    assert bool(out[0, :, [0, 1, -1]].isnan().all())
+
+
 @pytest.mark.parametrize("heads", [1, 2, 4, 5, 12])
 def test_every_place_and_the_own_part_come_from_the_same_vectors(heads: int) -> None:
     """Two reaches of keys in a batch of two; steps that are one, and steps that are more than one."""

@@ -16,6 +16,9 @@ WHOLE_NUMBERS = 4_000_000
 #: Weights per block where there are more: little enough to stay in caches, and to see little behind a causal mask.
 BLOCK_NUMBERS = 2_000_000
 
+#: Numbers in one sequence's queries (or weights) from which on a product of its own costs less than laying out the batch.
+WORTH_A_CALL = 50_000
+
 Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
 
 
@@ -81,9 +84,15 @@ def _grouped(
     """A matrix product times a factor, in which the heads of one group share the right-hand side; nothing is repeated."""
     batch, heads, rows, inner = left.shape
     groups, columns = right.shape[1], right.shape[-1]
-    out = space.take(name, (batch * groups, heads // groups * rows, columns), left)
-    left, right = left.reshape(batch * groups, -1, inner), right.reshape(batch * groups, inner, columns)
-    torch.baddbmm(out, left, right, beta=0, alpha=factor, out=out)  # beta 0: what is in the block does not count
+    out = space.take(name, (batch, groups, heads // groups * rows, columns), left)
+    # A model's heads lie side by side in each position: one sequence is multiplied as it lies, several are laid out anew.
+    apart = 1 if heads * rows * inner >= WORTH_A_CALL else batch
+    for first in range(0, batch, apart):
+        these = slice(first, first + apart)
+        a = left[these].reshape(-1, heads // groups * rows, inner)
+        b = right[these].reshape(-1, inner, columns)
+        to = out[these].view(-1, heads // groups * rows, columns)
+        torch.baddbmm(to, a, b, beta=0, alpha=factor, out=to)  # beta 0: what is in the block does not count
     return out.view(batch, heads, rows, columns)
 
 
