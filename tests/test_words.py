@@ -15,7 +15,7 @@ from tests.reference.blocks import blocks
 from tests.test_reference import assert_close
 
 TEXT = "The cats sat slowly , the dogs sat ."
-TARGET = "Fastly it was a redded tree"
+TARGET = "Fastly it was a reded tree"
 
 
 def words_of(tokens: list[str]) -> np.ndarray:
@@ -33,7 +33,7 @@ def test_words_against_the_reference(family: str, how: str) -> None:
     lens = Lens(model, tokenizer)
     target = TARGET if family in tiny.TWO_SIDED else None
     # A longer text in the same batch, so that the one looked at is padded.
-    batch = [TEXT, TEXT + " and the redded dogs sat slowly"]
+    batch = [TEXT, TEXT + " and the reded dogs sat slowly"]
     targets = None if target is None else [target, target + " and sat"]
     analysis = lens.analyze(batch, target=targets, words=how)[0]
     tokens = lens.analyze(TEXT, target=target)
@@ -102,7 +102,7 @@ def test_words_of_one_subword_change_nothing(chosen: list[str]) -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.lists(st.sampled_from(["cats", "slowly", "the", "redded", "dogs", "fastlys"]), min_size=1, max_size=8))
+@given(st.lists(st.sampled_from(["cats", "slowly", "the", "reded", "dogs", "fastlys"]), min_size=1, max_size=8))
 def test_a_word_of_added_vectors_is_no_longer_than_its_added_norms(chosen: list[str]) -> None:
     lens = _shared_lens()
     vectors, norms = (lens.analyze(" ".join(chosen), words=how) for how in ("vectors", "norms"))
