@@ -203,7 +203,7 @@ class _Run:
             return output
         pending.values = call.value.to(self._request.dtype)
         work = self._work(site, pending.values, call.query.shape[2])
-        found = attend_diagonal(inputs) if not self._request.needs.maps and _long(call) else None
+        found = attend_diagonal(inputs, self._space) if not self._request.needs.maps and _long(call) else None
         if found is not None:
             output, diagonal = found
             work.take_diagonal(diagonal)

@@ -126,24 +126,24 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
     heads = explicit_heads(block, batch, query, key)
     weights = pairs.sampled_alpha.double()
-    checked: dict[tuple[str, ...], Tensor] = {}  # names: error by name and pair (and head)
+    found: dict[str, Tensor] = {}  # the error of each pair
     if maps:
         parts = explicit_parts(block, torch.einsum("ph,phd->pd", weights, heads))
         length = {place: parts[place].norm(dim=-1) for place in set(maps.values())}
         explicit = torch.stack([length[place] for place in maps.values()])
         rows = torch.stack([values[name][batch, query] for name in maps])  # name pair key
         entry = rows[:, torch.arange(len(key), device=key.device), key]
-        checked[tuple(maps)] = _relative(entry, explicit, rows.amax(-1))
+        found.update(zip(maps, _relative(entry, explicit, rows.amax(-1)), strict=True))
     for name in by_head:
         lengths = heads.norm(dim=-1)
         explicit = lengths if name == "f_norm" else weights.abs() * lengths
         entry = values[name][batch, :, key] if name == "f_norm" else values[name][batch, :, query, key]
-        checked[name,] = _relative(entry, explicit, explicit.amax(-1, keepdim=True)).amax(-1).unsqueeze(0)
-    for names, errors in checked.items():
-        if not bool((errors <= subject.tolerance).all()):
-            n, worst = divmod(int(errors.nan_to_num(torch.inf).argmax()), len(key))
-            where = f"query {int(query[worst])} and key {int(key[worst])}"
-            raise subject.fail(f"{names[n]} of {where}", float(errors[n, worst]))
+        found[name] = _relative(entry, explicit, explicit.amax(-1, keepdim=True)).amax(-1)
+    errors = torch.stack(list(found.values()))
+    if not bool((errors <= subject.tolerance).all()):
+        n, worst = divmod(int(errors.nan_to_num(torch.inf).argmax()), len(key))
+        where = f"query {int(query[worst])} and key {int(key[worst])}"
+        raise subject.fail(f"{list(found)[n]} of {where}", float(errors[n, worst]))
 
 
 def _relative(entry: Tensor, explicit: Tensor, most: Tensor) -> Tensor:

@@ -38,6 +38,18 @@ def test_an_outline_says_what_loops_over_the_mask_say(mask: Tensor, rows_at_once
         assert (found.untouched[query], found.shown[query]) == (untouched, max(ends))
 
 
+def test_a_causal_mask_is_told_from_others() -> None:
+    causal = torch.full((2, 1, 4, 4), FLOOR).triu(1)
+    assert outline_of(causal).causal
+    padded, biased, wider = causal.clone(), causal.clone(), torch.zeros(1, 1, 3, 4)
+    padded[1, ..., 0] = FLOOR
+    biased[0, 0, 2, 1] = -1.0
+    wider[..., 3] = FLOOR
+    assert not any(
+        outline_of(mask).causal for mask in (padded, biased, wider, torch.zeros(1, 1, 4, 4), causal[:, :, 1:])
+    )
+
+
 def test_a_mask_is_looked_at_again_when_it_changed() -> None:
     space, mask = Workspace(), torch.zeros(1, 1, 3, 3)
     assert space.outline(mask).of(0, 3) == (3, 3)

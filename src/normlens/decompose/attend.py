@@ -15,8 +15,7 @@ from normlens.decompose.workspace import Workspace
 WHOLE_NUMBERS = 4_000_000
 #: Weights per block where there are more: little enough to stay in caches, and to see little behind a causal mask.
 BLOCK_NUMBERS = 2_000_000
-
-#: Numbers in one sequence's queries (or weights) from which on a product of its own costs less than laying out the batch.
+#: Numbers in one sequence's queries (or weights) from which on, on a CPU, its own product costs less than laying out all.
 WORTH_A_CALL = 50_000
 
 Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
@@ -86,9 +85,10 @@ def _grouped(
     groups, columns = right.shape[1], right.shape[-1]
     out = space.take(name, (batch, groups, heads // groups * rows, columns), left)
     # A model's heads lie side by side in each position: one sequence is multiplied as it lies, several are laid out anew.
-    apart = 1 if heads * rows * inner >= WORTH_A_CALL else batch
-    for first in range(0, batch, apart):
-        these = slice(first, first + apart)
+    alone = left.device.type == "cpu" and heads * rows * inner >= WORTH_A_CALL
+    count = 1 if alone else batch
+    for first in range(0, batch, count):
+        these = slice(first, first + count)
         a = left[these].reshape(-1, heads // groups * rows, inner)
         b = right[these].reshape(-1, inner, columns)
         to = out[these].view(-1, heads // groups * rows, columns)
@@ -97,7 +97,7 @@ def _grouped(
 
 
 def attend_diagonal(
-    inputs: AttentionInputs,
+    inputs: AttentionInputs, space: Workspace | None = None
 ) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query"]] | None:
     """The output and each position's weight on itself, at the price of fused attention; None where that cannot be had.
 
@@ -116,7 +116,8 @@ def attend_diagonal(
         return None
     group = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (key, value))
-    causal = inputs.mask is not None and _is_causal(inputs.mask)
+    space = Workspace() if space is None else space
+    causal = inputs.mask is not None and space.outline(inputs.mask).causal
     mask = None if causal or inputs.mask is None else inputs.mask.expand(-1, -1, query.shape[2], -1)
     output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=mask, scale=inputs.scaling
@@ -125,17 +126,3 @@ def attend_diagonal(
     if mask is not None:
         scores = scores + mask.diagonal(dim1=-2, dim2=-1)
     return output.transpose(1, 2).contiguous(), (scores - log_sum).exp()
-
-
-def _is_causal(mask: Tensor) -> bool:
-    """Whether a mask hides exactly the later keys, and nothing else; looked at in blocks, since it is quadratic."""
-    if mask.shape[-2] != mask.shape[-1]:
-        return False
-    floor, length = torch.finfo(mask.dtype).min / 2, mask.shape[-1]
-    position = torch.arange(length, device=mask.device)
-    for start in range(0, length, 1024):
-        rows = mask[..., start : start + 1024, :]
-        later = position > position[start : start + 1024, None]
-        if not bool(torch.where(later, rows <= floor, rows == 0).all()):
-            return False
-    return True

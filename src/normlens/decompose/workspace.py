@@ -1,7 +1,7 @@
 """What one forward pass uses in every layer again: memory for large blocks, and what is known of a mask.
 
-A system hands out large blocks page by page and takes them back when they are let go. In blocks that live for
-milliseconds that costs as much as what is computed in them, so a pass keeps the few it needs.
+A system hands out large blocks page by page and takes them back when they are let go. For blocks that live for
+milliseconds that is dear, so a pass keeps the few it needs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MASKS = 4
 class Outline:
     """Of a mask that is added to scores, for each of its rows: how many keys it leaves alone, and how many it shows."""
 
+    keys: int
     untouched: tuple[int, ...]  # leading keys to which nothing is added, in any sequence and head
     shown: tuple[int, ...]  # keys up to the last one that is visible in some sequence and head
 
@@ -30,6 +31,11 @@ class Outline:
         """The same two numbers for the queries from `start` to `stop` together."""
         rows = slice(start, stop) if len(self.shown) > 1 else slice(None)
         return min(self.untouched[rows]), max(self.shown[rows])
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask hides exactly the later keys from each of as many queries."""
+        return self.untouched == self.shown == tuple(range(1, self.keys + 1))
 
 
 def outline_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Outline:
@@ -46,7 +52,7 @@ def outline_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Ou
         visible = (rows > floor).flatten(0, 1)
         last = (visible * position).amax(-1)
         shown += torch.where(last == 0, keys, last).amax(0).tolist()
-    return Outline(tuple(untouched), tuple(shown))
+    return Outline(keys, tuple(untouched), tuple(shown))
 
 
 class Workspace:
