@@ -299,6 +299,7 @@ class _Run:
             x=seen[site.x],
             self_attends=site.kind != "cross",
             gate=pending.gate,
+            output_sketch=prepared.output_sketch,
             value_sketch=prepared.value_sketch,
         )
 

@@ -13,8 +13,9 @@ from normlens.anatomy.description import Gate, Norm, Scale, Shift, Site, ValueMa
 from normlens.anatomy.description import Step as AnatomyStep
 from normlens.decompose.block import projections_of
 from normlens.decompose.gated import fixed_factor
-from normlens.decompose.heads import Projection, ValueSketch, random_directions, split_heads
+from normlens.decompose.heads import Projection, split_heads
 from normlens.decompose.pairs import PlaceName
+from normlens.decompose.sketch import Sketch
 from normlens.decompose.steps import Normalizing, Scaling, Shifting, Step
 
 
@@ -28,7 +29,8 @@ class Prepared:
     norm: Step | None
     inner: tuple[Step | None, ...]  # in front of the projection; None where a gate stands, which is no weight
     residual: tuple[Step, ...]  # between the residual and the sum
-    value_sketch: ValueSketch | None
+    output_sketch: Sketch
+    value_sketch: Sketch | None
 
 
 class WeightCache:
@@ -79,25 +81,26 @@ def _prepare(site: Site, dtype: torch.dtype) -> Prepared:
     inner = tuple(None if isinstance(step, Gate) else _step(step, dtype) for step in site.inner)
     if inner:
         weight = weight * fixed_factor(inner, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)
-    bias = site.projection.bias()
+    found = site.projection.bias()
+    bias = None if found is None else found.to(dtype)
     branch = tuple(_step(step, dtype) for step in site.branch)
     norm = None if site.norm is None else _step(site.norm, dtype)
     return Prepared(
         projections_of(weight, branch, norm),
-        None if bias is None else bias.to(dtype),
+        bias,
         branch,
         norm,
         inner,
         tuple(_step(step, dtype) for step in site.residual_steps),
+        Sketch.of(weight.flatten(0, 1), bias),
         None if site.value_map is None else _value_sketch(site.value_map, dtype),
     )
 
 
-def _value_sketch(found: ValueMap, dtype: torch.dtype) -> ValueSketch:
+def _value_sketch(found: ValueMap, dtype: torch.dtype) -> Sketch:
     matrix, bias = found.linear.matrix().to(dtype), found.linear.bias()
     columns = found.columns.to(matrix.device).flatten()
-    behind = random_directions(len(columns), matrix)
-    return ValueSketch(matrix[:, columns] @ behind, None if bias is None else bias.to(matrix)[columns] @ behind, behind)
+    return Sketch.of(matrix[:, columns], None if bias is None else bias[columns])
 
 
 def _step(step: AnatomyStep, dtype: torch.dtype) -> Step:

@@ -83,15 +83,15 @@ def _grouped(
     """A matrix product times a factor, in which the heads of one group share the right-hand side; nothing is repeated."""
     batch, heads, rows, inner = left.shape
     groups, columns = right.shape[1], right.shape[-1]
-    out = space.take(name, (batch, groups, heads // groups * rows, columns), left)
+    shared = heads // groups * rows
+    out = space.take(name, (batch, groups, shared, columns), left)
+    left = left.reshape(batch, groups, shared, inner)
     # A model's heads lie side by side in each position: one sequence is multiplied as it lies, several are laid out anew.
-    alone = left.device.type == "cpu" and heads * rows * inner >= WORTH_A_CALL
-    count = 1 if alone else batch
-    for first in range(0, batch, count):
-        these = slice(first, first + count)
-        a = left[these].reshape(-1, heads // groups * rows, inner)
-        b = right[these].reshape(-1, inner, columns)
-        to = out[these].view(-1, heads // groups * rows, columns)
+    if left.device.type == "cpu" and heads * rows * inner >= WORTH_A_CALL:
+        products = zip(left.unbind(0), right.unbind(0), out.unbind(0), strict=True)
+    else:
+        products = zip(*((t.reshape(-1, *t.shape[2:]),) for t in (left, right, out)), strict=True)
+    for a, b, to in products:
         torch.baddbmm(to, a, b, beta=0, alpha=factor, out=to)  # beta 0: what is in the block does not count
     return out.view(batch, heads, rows, columns)
 

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, ValueSketch, repeat_values
+from normlens.decompose.heads import Projection, repeat_values
 from normlens.decompose.pairs import PLACES, Pairs, PlaceName
+from normlens.decompose.sketch import Sketch
 from normlens.decompose.steps import Passage, Step, apply, through
 from normlens.decompose.vectors import VectorNorms, vector_norms_of
 
@@ -52,8 +53,10 @@ class BlockTensors:
     normalized: Float[Tensor, "batch query model"] | None
     x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
     self_attends: bool  # False for cross-attention, where no key is the query
+    #: Of the output projection, for many positions; None: the attention output is rebuilt whole.
+    output_sketch: Sketch | None = None
     #: Finds keys that are mixed up in weights and values alike; None where the values are no affine function of x.
-    value_sketch: ValueSketch | None = None
+    value_sketch: Sketch | None = None
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     together: Bool[Tensor, "query key"] | None = None
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gated`.

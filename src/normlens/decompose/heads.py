@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -10,10 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normlens.decompose.steps import Normalizing, Passage, Scaling, Step
-
-#: Random directions along which the proof compares vectors. An error that hides from all of them at one position has a
-#: chance below 1e-9 even if only a hundredth of it needs to show.
-DIRECTIONS = 16
 
 
 def split_heads(weight: Float[Tensor, "heads_width model"], heads: int) -> Float[Tensor, "head width model"]:
@@ -34,21 +29,6 @@ def transformed_vectors(
 ) -> Float[Tensor, "batch key head model"]:
     """`f_h(x_j)`, the value vector of each key carried through its head's rows of `W_O` (2020, Equation 2)."""
     return torch.einsum("bhkc,hcd->bkhd", values, weight)
-
-
-def random_directions(width: int, like: Tensor) -> Float[Tensor, "width direction"]:
-    """Seeded; a vector's norm along them is its own on average."""
-    drawn: Tensor = torch.randn(width, DIRECTIONS, generator=torch.Generator().manual_seed(0)) / DIRECTIONS**0.5
-    return drawn.to(like)
-
-
-@dataclass(frozen=True)
-class ValueSketch:
-    """`v_j = x_j W_V + b_V` along random directions: `v_j @ behind` must be `x_j @ before + shift`."""
-
-    before: Float[Tensor, "input direction"]
-    shift: Float[Tensor, " direction"] | None
-    behind: Float[Tensor, "heads_width direction"]
 
 
 class Projection:
@@ -83,12 +63,6 @@ class Projection:
                 continue
             factor, uniform = factor * scale, uniform and (isinstance(scale, float) or scale.numel() == 1)
         return centred, factor.contiguous()
-
-    @cached_property
-    def directions(self) -> tuple[Float[Tensor, "model direction"], Float[Tensor, "heads_width direction"]]:
-        """Random directions of the model's space, and the same seen from in front of the projection."""
-        drawn = random_directions(self.weight.shape[-1], self.weight)
-        return drawn, self.weight.flatten(0, 1) @ drawn
 
     @cached_property
     def squares(self) -> Float[Tensor, "head width width"]:

@@ -106,17 +106,17 @@ def _compiled() -> SimpleNamespace:
     # Constants are made in the arrays' own type (`dtype.type(0)`): a plain 0 would turn every sum into float64.
 
     @numba.njit(fastmath=quick, cache=True)
-    def triangle(f: Any, out: Any, lengths: Any, key: int) -> None:
-        """One key's Gram matrix: products of the rows of `f`, nine at a time; below the diagonal they count twice."""
-        heads, width = f.shape
+    def triangle(f: Any, row: int, out: Any, lengths: Any, key: int) -> None:
+        """The Gram matrix of one row's vectors, nine products at a time; below the diagonal they count twice."""
+        heads, _, width = f.shape
         zero, two = f.dtype.type(0), f.dtype.type(2)
         last = heads - 1
         for h in range(0, heads, 3):
             h1, h2 = min(h + 1, last), min(h + 2, last)
-            a, b, c = f[h], f[h1], f[h2]
+            a, b, c = f[h, row], f[h1, row], f[h2, row]
             for g in range(0, h + 1, 3):
                 g1, g2 = min(g + 1, last), min(g + 2, last)
-                x, y, z = f[g], f[g1], f[g2]
+                x, y, z = f[g, row], f[g1, row], f[g2, row]
                 ax = ay = az = bx = by = bz = cx = cy = cz = zero
                 for k in range(width):
                     ax += a[k] * x[k]
@@ -141,6 +141,30 @@ def _compiled() -> SimpleNamespace:
                     out[h1, h1, key], lengths[h1, key] = by, np.sqrt(by)
                     out[h2, h2, key], lengths[h2, key] = cz, np.sqrt(cz)
 
+    @numba.njit(fastmath=quick, cache=True)
+    def mean_of(vector: Any) -> Any:
+        total = vector.dtype.type(0)
+        for k in range(vector.shape[0]):
+            total += vector[k]
+        return total / vector.dtype.type(vector.shape[0])
+
+    @numba.njit(fastmath=quick, cache=True)
+    def add_two(one: Any, by_one: Any, two: Any, by_two: Any, first: bool, out: Any) -> Any:
+        """Adds two weighted vectors to `out` (the first ones are put there), and returns their means."""
+        width = one.shape[0]
+        size, sum_one, sum_two = one.dtype.type(width), one.dtype.type(0), one.dtype.type(0)
+        if first:
+            for k in range(width):
+                out[k] = by_one * one[k] + by_two * two[k]
+                sum_one += one[k]
+                sum_two += two[k]
+        else:
+            for k in range(width):
+                out[k] += by_one * one[k] + by_two * two[k]
+                sum_one += one[k]
+                sum_two += two[k]
+        return sum_one / size, sum_two / size
+
     @parallel
     def grams(
         f: Any,
@@ -160,29 +184,27 @@ def _compiled() -> SimpleNamespace:
         heads, rows, width = f.shape
         for row in numba.prange(rows):
             b, key = (start + row) // count, first + (start + row) % count
-            vectors = np.empty((heads, width), f.dtype)
+            means, vectors = np.zeros(heads, f.dtype), np.empty((heads, 1, width), f.dtype)
             if key < owned:
                 mine = own[b, key]
-                mine[:] = 0
+                for h in range(0, heads, 2):  # an odd last head is taken twice, with a weight of zero
+                    g = min(h + 1, heads - 1)
+                    near, far = diagonal[b, h, key], diagonal[b, g, key] if g > h else f.dtype.type(0)
+                    means[h], means[g] = add_two(f[h, row], near, f[g, row], far, h == 0, mine)
+            elif centred.any():
                 for h in range(heads):
-                    weight, vector = diagonal[b, h, key], f[h, row]
-                    for k in range(width):
-                        mine[k] += weight * vector[k]
+                    means[h] = mean_of(f[h, row])
             for t in range(lower.shape[0]):
-                factor = factors[t]
-                for h in range(heads):
-                    vector, to = f[h, row], vectors[h]
-                    mean = f.dtype.type(0)
-                    if centred[t]:
-                        for k in range(width):
-                            mean += vector[k]
-                        mean /= f.dtype.type(width)
-                    if changed[t]:
+                if changed[t]:
+                    factor = factors[t]
+                    for h in range(heads):
+                        vector, to = f[h, row], vectors[h, 0]
+                        mean = means[h] if centred[t] else f.dtype.type(0)
                         for k in range(width):
                             to[k] = (vector[k] - mean) * factor[k]
-                    else:
-                        to[:] = vector
-                triangle(vectors, lower[t, b], lengths[t, b], key)
+                    triangle(vectors, 0, lower[t, b], lengths[t, b], key)
+                else:
+                    triangle(f, row, lower[t, b], lengths[t, b], key)
 
     # In the next three, rows of `KEYS` numbers stand one behind the other in flat arrays, so that the compiler knows the
     # distances between them and turns the loops over keys into vector instructions.
@@ -344,4 +366,29 @@ def _compiled() -> SimpleNamespace:
                 out[n, 6], out[n, 7], out[n, 8], out[n, 9] = gap, whole, from_others, with_residual
                 out[n, 10] = inverse
 
-    return SimpleNamespace(grams=grams, quadratic=quadratic, vectors=vectors)
+    @numba.njit(fastmath=quick, cache=True)
+    def along(row: Any, directions: Any, first: int) -> Any:
+        """The products of a row with four directions."""
+        a, b, c, d = directions[first], directions[first + 1], directions[first + 2], directions[first + 3]
+        by_a = by_b = by_c = by_d = row.dtype.type(0)
+        for k in range(row.shape[0]):
+            by_a += row[k] * a[k]
+            by_b += row[k] * b[k]
+            by_c += row[k] * c[k]
+            by_d += row[k] * d[k]
+        return by_a, by_b, by_c, by_d
+
+    @parallel
+    def gaps(left: Any, right: Any, before: Any, behind: Any, shift: Any, out: Any) -> None:
+        """See `decompose.sketch`; the number of directions is a multiple of four."""
+        for n in numba.prange(left.shape[0]):
+            gap = size = left.dtype.type(0)
+            for first in range(0, before.shape[0], 4):
+                expected, found = along(left[n], before, first), along(right[n], behind, first)
+                for i in range(4):
+                    difference = expected[i] + shift[first + i] - found[i]
+                    gap += difference * difference
+                    size += found[i] * found[i]
+            out[0, n], out[1, n] = gap, size
+
+    return SimpleNamespace(grams=grams, quadratic=quadratic, vectors=vectors, gaps=gaps)

@@ -145,6 +145,8 @@ class PairWork:
         """What each position gives itself; those whose weight came after their vectors are projected anew."""
         if self._grams is None or self._grams.own is None or self._diagonal is None:
             return None
+        if self._grams.owned == self._grams.own.shape[1]:
+            return self._grams.own
         late = slice(self._grams.owned, None)
         weight = self._projections["attn"].at_attention
         values = repeat_values(self.values[:, :, late], weight.shape[0])

@@ -41,16 +41,15 @@ class Outline:
 def outline_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Outline:
     """Look at a mask once."""
     keys, floor = mask.shape[-1], torch.finfo(mask.dtype).min / 2
-    position = torch.arange(1, keys + 1, device=mask.device)
+    position = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
     untouched: list[int] = []
     shown: list[int] = []
     for start in range(0, mask.shape[-2], MASK_ROWS):
-        rows = mask[..., start : start + MASK_ROWS, :]
-        touched = (rows != 0).flatten(0, 1).any(0)  # query key
+        rows = mask[..., start : start + MASK_ROWS, :].flatten(0, 1)
+        touched = rows[0] != 0 if len(rows) == 1 else (rows != 0).any(0)  # query key
         untouched += torch.where(touched, position - 1, keys).amin(-1).tolist()
         # A row that shows nothing at all is spread over every key by softmax.
-        visible = (rows > floor).flatten(0, 1)
-        last = (visible * position).amax(-1)
+        last = ((rows > floor) * position).amax(-1)
         shown += torch.where(last == 0, keys, last).amax(0).tolist()
     return Outline(keys, tuple(untouched), tuple(shown))
 
