@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -132,3 +133,30 @@ def test_ratios_alone_hold_nothing_quadratic(monkeypatch: pytest.MonkeyPatch) ->
     lens = bert()
     short, long = (peak(lens, inputs(1, length), []) for length in (128, 512))
     assert long <= 4.5 * short
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+def test_a_pass_leaves_nothing_to_the_garbage_collector(make: Any) -> None:
+    """Blocks of memory in a reference cycle stay until the collector comes by: passes would pile up."""
+    lens, given = make(), inputs(1, 32)
+    settings = Settings.of(lens.anatomy, measures=ALL)
+    lens.run(given, settings, lambda *_: None)
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Births(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            made.extend(weakref.ref(tensor) for _, tensor in tensors_in(result))
+            return result
+
+    kept = {id(tensor) for tensor in (*lens.model.parameters(), *lens.model.buffers())}
+    gc.collect()
+    gc.disable()
+    try:
+        with Births():
+            lens.run(given, settings, lambda *_: None)
+        left = [tensor for ref in made if (tensor := ref()) is not None and id(tensor) not in kept]
+    finally:
+        gc.enable()
+    assert len(made) > 50
+    assert not left

@@ -116,14 +116,14 @@ class _Run:
                     self._inside[place].append(i)
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
         self._own = {site.attention for site in anatomy.sites if site.followed}
-        self._watcher = Watcher(self._inside, self._own, batch, self._seen, self._followed)
+        self._watcher = Watcher(self._inside, self._own, batch)
 
     # ---- what passes a module's boundary -------------------------------------------------------------------------
 
     def watch(self, model: nn.Module, hooks: ExitStack) -> None:
         """Hook the modules at whose boundary, or inside whose calls, something is read."""
         if self._watcher.needed:
-            self._watcher.watch(model, hooks)
+            self._watcher.watch(model, hooks, self._seen, self._followed)
         for module, side in {(module, side) for module, side, _ in self._readers}:
             if side == "input":
                 handle = module.register_forward_pre_hook(self._before, with_kwargs=True)

@@ -21,6 +21,11 @@ from normlens.anatomy.follow import Follower, Product
 from normlens.anatomy.trace import tensors_in
 
 Seen = Callable[[Place, Tensor], None]
+Attended = Callable[[nn.Module, Product], None]
+
+
+def _nobody(*_: object) -> None:
+    """Listens while nobody else does."""
 
 
 @dataclass
@@ -38,14 +43,7 @@ class _Frame:
 class Watcher(TorchDispatchMode):
     """Hands each wanted value to `seen` and each followed attention to `attended`, as they appear."""
 
-    def __init__(
-        self,
-        places: Collection[Place],
-        followed: Collection[nn.Module],
-        batch: int,
-        seen: Seen,
-        attended: Callable[[nn.Module, Product], None],
-    ) -> None:
+    def __init__(self, places: Collection[Place], followed: Collection[nn.Module], batch: int) -> None:
         super().__init__()
         self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[Place]]] = defaultdict(
             lambda: defaultdict(list)
@@ -55,8 +53,8 @@ class Watcher(TorchDispatchMode):
                 self._wanted[place.module, place.occurrence][place.operation].append(place)
         self._followed = set(followed)
         self._batch = batch
-        self._seen = seen
-        self._attended = attended
+        self._seen: Seen = _nobody
+        self._attended: Attended = _nobody
         self._frames: list[_Frame] = []
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
         self._paused = False
@@ -66,11 +64,17 @@ class Watcher(TorchDispatchMode):
         """Whether there is anything to watch for."""
         return bool(self._wanted) or bool(self._followed)
 
-    def watch(self, model: nn.Module, hooks: ExitStack) -> None:
+    def watch(self, model: nn.Module, hooks: ExitStack, seen: Seen, attended: Attended) -> None:
         """Hook every module of the model, since calls are counted."""
+        self._seen, self._attended = seen, attended
+        # Whoever listens holds the watcher: unless this end lets go, both would wait for the garbage collector.
+        hooks.callback(self._stop_telling)
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
             hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+
+    def _stop_telling(self) -> None:
+        self._seen = self._attended = _nobody
 
     @contextmanager
     def paused(self) -> Iterator[None]:

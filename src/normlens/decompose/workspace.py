@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,8 @@ from torch import Tensor
 
 #: Rows of a mask that are looked at together: masks are quadratic, and what is made of them on the way should not be.
 MASK_ROWS = 1024
+#: Just below 32 MiB, the largest block whose release moves glibc's thresholds.
+THRESHOLD_BYTES = 2**25 - 2**16
 #: Masks that are remembered; models with more than one (windows of attention beside full attention) take turns.
 MASKS = 4
 
@@ -54,10 +57,22 @@ def outline_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Ou
     return Outline(keys, tuple(untouched), tuple(shown))
 
 
+@cache
+def settle_heap() -> None:
+    """Ask once for a large block, and let it go untouched.
+
+    glibc returns the top of its heap to the system as soon as enough of it is free, which in a model is so in every layer,
+    and the next tensors come back page by page: up to a fifth of a pass. "Enough" is twice the largest block that was
+    mapped and released so far (`M_MMAP_THRESHOLD` in mallopt(3)); other allocators do not notice this call.
+    """
+    torch.empty(THRESHOLD_BYTES, dtype=torch.uint8)
+
+
 class Workspace:
     """Blocks of memory by name, and outlines of masks."""
 
     def __init__(self) -> None:
+        settle_heap()
         self._blocks: dict[str, Tensor] = {}
         self._masks: list[tuple[Tensor, int, Outline]] = []
 
