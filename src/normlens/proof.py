@@ -29,8 +29,6 @@ from normlens.measures import MEASURES
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
-#: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
-WHOLE_POSITIONS = 64
 
 _PLACE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
@@ -61,34 +59,16 @@ def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: S
 
     Each place behind the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    found = {"attn": _attention_gap(block), **block.vectors.gaps}
-    gaps, sizes = (torch.stack(numbers) for numbers in zip(*found.values(), strict=True))  # place batch query
+    gaps = block.vectors.gaps  # place (difference, whole) batch query
     if not bool(query_mask.all()):
-        mask = query_mask.to(gaps.device)
-        gaps, sizes = gaps * mask, sizes * mask
-    whole = sizes.sum(-1, dtype=torch.float64).clamp_min(1e-300)
-    errors = (gaps.sum(-1, dtype=torch.float64) / whole).sqrt().cpu()
-    if not bool((errors <= subject.tolerance).all()):  # also true for NaN
-        for place, error in zip(found, errors, strict=True):
+        gaps = gaps * query_mask.to(gaps.device)
+    difference, whole = gaps.sum(-1, dtype=torch.float64).unbind(1)
+    errors = (difference / whole.clamp_min(1e-300)).sqrt().cpu()
+    if not float(errors.amax()) <= subject.tolerance:  # also true for NaN
+        for place, error in zip(block.places, errors, strict=True):
             if not bool((error <= subject.tolerance).all()):
                 raise subject.fail(_PLACE_WORDS[place], float(error.max()))
     return errors.amax(0)
-
-
-def _attention_gap(block: Block) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
-    """Squared: how far `sum_j sum_h alpha f + b_O` is from the attention output, and how large that is.
-
-    Rebuilding it whole costs one more product of the model's width squared. For many positions the difference is seen
-    along random directions instead, where it has its size on average; an error that hides from them at every position
-    does not exist in practice.
-    """
-    t = block.tensors
-    mixed = t.pairs.mixed.flatten(2)
-    if t.output_sketch is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS:
-        return t.output_sketch.gaps(mixed, t.projected)[0], block.vectors.size
-    difference = mixed @ t.projections["attn"].weight.flatten(0, 1) - t.projected
-    difference = difference if t.bias is None else difference + t.bias
-    return difference.square().sum(-1), block.vectors.size
 
 
 def pick_pairs(

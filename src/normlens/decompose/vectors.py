@@ -1,8 +1,8 @@
 """Norms of the vectors that exist once per query, and how far each place is from what the one before it makes of it.
 
-For mixing ratios: `‖context‖` and `‖self‖` at each place. For the proof: at the residual sum the gap between
-`attention output + residual` and the model's sum, at the normalized sum the gap between the normalization of the
-model's sum and the model's result.
+For mixing ratios: `‖context‖` and `‖self‖` at each place. For the proof: at the attention output the gap between
+`sum_j sum_h alpha f + b_O` and the model's vector, at the residual sum the gap between `attention output + residual` and
+the model's sum, at the normalized sum the gap between the normalization of the model's sum and the model's result.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from normlens.decompose.block import Block
 
 PerQuery = Float[Tensor, "batch query"]
+#: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
+WHOLE_POSITIONS = 64
 
 
 @dataclass(frozen=True)
 class VectorNorms:
-    """One number per query for each thing; `gaps` and `size` are squared."""
+    """One number per query for each thing."""
 
-    size: PerQuery  # of the attention output
-    gaps: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # difference and whole
+    gaps: Float[Tensor, "place 2 batch query"]  # squared: difference and whole, at the places that differ
     mixing: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # ‖context‖ and ‖self‖; empty where nobody asked
     scales: Mapping[PlaceName, PerQuery]  # what normalizations multiply each query's parts by, where they do
 
@@ -40,13 +41,12 @@ def vector_norms_of(block: Block) -> VectorNorms:
     t = block.tensors
     plain = not t.branch and t.others is None and (t.norm is None or isinstance(t.norm, Normalizing))
     wants_mixing = t.pairs.diagonal is not None
-    if plain and wants_mixing and kernels.usable(32 * t.total.numel(), t.total, t.projected):
+    if plain and wants_mixing and _sketched(block) and kernels.usable(32 * t.total.numel(), t.total, t.projected):
         return _compiled(block)
-    gaps: dict[PlaceName, tuple[Tensor, Tensor]] = {}
     whole = t.projected if t.bias is None else t.projected - t.bias
-    gaps["res"] = _gap(block.rebuilt("res", whole), t.total)
+    gaps = [_attention_gap(block), _gap(block.rebuilt("res", whole), t.total)]
     if t.norm is not None:
-        gaps["ln"] = _gap(apply(t.norm, t.total), block.observed["ln"])
+        gaps.append(_gap(apply(t.norm, t.total), block.observed["ln"]))
     mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {}
     if wants_mixing:
         for place in block.places:
@@ -55,22 +55,47 @@ def vector_norms_of(block: Block) -> VectorNorms:
     scales = {
         place: passage.scale.squeeze(-1) for place, passage in block.passages.items() if passage.scale is not None
     }
-    return VectorNorms(t.projected.square().sum(-1), gaps, mixing, scales)
+    return VectorNorms(torch.stack(gaps), mixing, scales)
 
 
-def _gap(rebuilt: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    return (rebuilt - observed).square().sum(-1), observed.square().sum(-1)
+def _gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
+    return torch.stack([(rebuilt - observed).square().sum(-1), observed.square().sum(-1)])
+
+
+def _sketched(block: Block) -> bool:
+    """Whether the attention output is compared along random directions.
+
+    Rebuilding it whole costs one more product of the model's width squared. For many positions the difference is seen
+    along random directions instead, where it has its size on average; an error that hides from them at every position
+    does not exist in practice.
+    """
+    t = block.tensors
+    return t.output_sketch is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS
+
+
+def _attention_gap(block: Block) -> Float[Tensor, "2 batch query"]:
+    t = block.tensors
+    mixed = t.pairs.mixed.flatten(2)
+    if t.output_sketch is not None and _sketched(block):
+        return torch.stack([t.output_sketch.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
+    summed = mixed @ t.projections["attn"].weight.flatten(0, 1)
+    return _gap(block.rebuilt("attn", summed), t.projected)
 
 
 def _compiled(block: Block) -> VectorNorms:
     t = block.tensors
-    width = t.total.shape[-1]
+    sketch, width = t.output_sketch, t.total.shape[-1]
+    assert sketch is not None
     norm = t.norm if isinstance(t.norm, Normalizing) else None
     nothing, ones = t.total.new_zeros(width), t.total.new_ones(width)
     own = block.own if t.self_attends else torch.zeros_like(t.total)
-    out = t.total.new_zeros(t.total.shape[0] * t.total.shape[1], 11)
+    out = t.total.new_empty(12, *t.total.shape[:2])
     kernels.run(
         "vectors",
+        t.pairs.mixed.flatten(2).flatten(0, 1).contiguous(),
+        sketch.before,
+        sketch.behind,
+        sketch.shift,
         t.projected.flatten(0, 1).contiguous(),
         nothing if t.bias is None else t.bias.contiguous(),
         own.flatten(0, 1).contiguous(),
@@ -82,16 +107,10 @@ def _compiled(block: Block) -> VectorNorms:
         norm is not None and norm.centred,
         0.0 if norm is None else norm.eps,
         norm is not None,
-        out,
+        out.flatten(1),
     )
-    by_query = out.view(*t.total.shape[:2], -1).unbind(-1)
-    roots = out.sqrt().view(*t.total.shape[:2], -1).unbind(-1)
-    gaps: dict[PlaceName, tuple[Tensor, Tensor]] = {"res": (by_query[1], by_query[2])}
-    mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {"attn": (roots[3], roots[4]), "res": (roots[3], roots[5])}
-    mixing["ln"] = mixing["res"]
-    scales: dict[PlaceName, Tensor] = {}
-    if norm is not None:
-        scales["ln"] = by_query[10]
-        gaps["ln"] = (by_query[6], by_query[7])
-        mixing["ln"] = (roots[8], roots[9])
-    return VectorNorms(by_query[0], gaps, mixing, scales)
+    gaps = out[: 2 * len(block.places)].unflatten(0, (-1, 2))
+    context, own_norm, with_residual, context_behind, self_behind = out[6:11].sqrt().unbind(0)
+    mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {"attn": (context, own_norm), "res": (context, with_residual)}
+    mixing["ln"] = mixing["res"] if norm is None else (context_behind, self_behind)
+    return VectorNorms(gaps, mixing, {} if norm is None else {"ln": out[11]})
