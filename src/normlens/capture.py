@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,26 +46,19 @@ class Request:
     sampler: Sampler
 
 
-@dataclass
 class _Pending:
     """What has been seen of a site so far."""
 
-    site: Site
-    pairs: Pairs | None = None
-    values: Tensor | None = None
-    attended: tuple[Tensor, Tensor] | None = None  # weights and output, where the pairs must wait for a gate
-    gate: Tensor | None = None
-    tensors: dict[Place, Tensor] = field(default_factory=dict)
-
-    def places(self) -> list[Place]:
-        site = self.site
-        always = [site.projected, site.total, site.x, *site.others, *self.gates()]
-        if site.residual is not None:
-            always.append(site.residual)
-        return always if site.normalized is None else [*always, site.normalized]
-
-    def gates(self) -> list[Place]:
-        return [step.place for step in self.site.inner if isinstance(step, Gate)]
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.pairs: Pairs | None = None
+        self.values: Tensor | None = None
+        self.attended: tuple[Tensor, Tensor] | None = None  # weights and output, where the pairs must wait for a gate
+        self.gate: Tensor | None = None
+        self.tensors: dict[Place, Tensor] = {}
+        gates = (step.place for step in site.inner if isinstance(step, Gate))
+        perhaps = (place for place in (site.residual, site.normalized) if place is not None)
+        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *perhaps))
 
 
 def capture(
@@ -109,7 +102,7 @@ class _Run:
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
         self._inside: dict[Place, list[int]] = defaultdict(list)
         for i, pending in self._pending.items():
-            for place in set(pending.places()):
+            for place in pending.places:
                 if place.operation is None:
                     self._readers[(place.module, place.side, place.occurrence)].append((i, place))
                 else:
@@ -260,7 +253,7 @@ class _Run:
 
     def _complete(self, i: int) -> None:
         pending = self._pending[i]
-        if pending.values is None or any(place not in pending.tensors for place in pending.places()):
+        if pending.values is None or len(pending.tensors) < len(pending.places):
             return
         if pending.pairs is None:
             self._take_pairs(pending)
@@ -306,7 +299,7 @@ class _Run:
     def finish(self) -> None:
         """Every wanted site must have been handed over."""
         for pending in self._pending.values():
-            missing = [str(place) for place in pending.places() if place not in pending.tensors]
+            missing = sorted(str(place) for place in pending.places if place not in pending.tensors)
             raise AnatomyError(
                 f"every site must be seen in every run: {pending.site} of {self._anatomy.family!r} was not "
                 f"(missing: {'; '.join(missing) or 'its attention'})"

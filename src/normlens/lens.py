@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normlens.analysis import Analysis
 from normlens.anatomy.description import Anatomy, Kind, Site
 from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
-from normlens.anatomy.interface import evaluating
+from normlens.anatomy.interface import all_modules, evaluating
 from normlens.anatomy.trace import tensors_in
 from normlens.capture import Request, capture
 from normlens.collect import RowCollector
@@ -80,7 +80,7 @@ class Lens:
         return self._anatomy
 
     def _parameters(self) -> tuple[int, ...]:
-        return tuple(map(id, self._body.parameters()))
+        return tuple(id(found) for module in all_modules(self._body) for found in module._parameters.values())
 
     def _replaced(self) -> bool:
         """Whether the model holds other parameters than when it was read (`load_state_dict(assign=True)`, say)."""

@@ -100,10 +100,23 @@ def _outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
     return [found for child in model.children() for found in _outermost_pretrained(child)]
 
 
+def all_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """What `model.modules()` gives, without a generator inside a generator for every level: this runs in every pass.
+
+    A module that stands in several places comes several times.
+    """
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None:
+            yield module
+            waiting.extend(module._modules.values())
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in all_modules(model) if module.training]
     if training:
         model.eval()
     try:
@@ -123,7 +136,7 @@ def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
     """
     _register()
     tops = _outermost_pretrained(model)
-    submodels = [m for top in tops for m in top.modules() if isinstance(m, PreTrainedModel)]
+    submodels = [m for top in tops for m in all_modules(top) if isinstance(m, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
     token = _handler.set(handler)
     fast = torch.backends.mha.get_fastpath_enabled()
