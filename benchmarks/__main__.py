@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,9 +19,33 @@ from normlens.provenance import versions
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def rows(rounds: int, long: bool) -> list[tuple[str, str, float, float | None, bool]]:
-    """(case, quantity, measured, target, whether more is better)."""
-    found: list[tuple[str, str, float, float | None, bool]] = []
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    case: str
+    quantity: str
+    measured: float
+    target: float | None = None
+    more_is_better: bool = False
+    median: float | None = None  # over the rounds, where there are rounds
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        met = self.measured >= self.target if self.more_is_better else self.measured <= self.target
+        return "met" if met else "not met"
+
+    def cells(self) -> tuple[str, ...]:
+        goal = "" if self.target is None else f"{'at least' if self.more_is_better else 'at most'} {self.target:g}"
+        median = "" if self.median is None else f"{self.median:.2f}"
+        return self.case, self.quantity, f"{self.measured:.2f}", median, goal, self.verdict
+
+
+def rows(rounds: int, long: bool) -> list[Row]:
+    """Everything but growth with length and heads."""
+    found: list[Row] = []
     bert, llama = speed.bert(), speed.llama()
     for name, lens, shape, targets in (
         ("BERT-base 8 x 128", bert, (8, 128), (1.25, 1.18)),
@@ -28,44 +53,34 @@ def rows(rounds: int, long: bool) -> list[tuple[str, str, float, float | None, b
         ("Llama-shaped 1 x 1024", llama, (1, 1024), (1.35, 1.25)),
     ):
         ratio = speed.ratios(lens, *shape, rounds)
-        found.append((name, "five maps, five mixing ratios, f_norm", ratio["all"], targets[0], False))
-        found.append((name, "attnresln_n and its mixing ratio", ratio["last"], targets[1], False))
-        found.append((name, "mixing ratio alone", ratio["mixing"], None, False))
-        at_1024 = ratio["mixing"]
-    found.append(
-        ("BERT-base 1 x 512", "bare output_attentions=True", speed.attentions(bert, 1, 512, rounds), None, False)
-    )
+        for key, quantity, target in (
+            ("all", "five maps, five mixing ratios, f_norm", targets[0]),
+            ("last", "attnresln_n and its mixing ratio", targets[1]),
+            ("mixing", "mixing ratio alone", None),
+        ):
+            found.append(Row(name, quantity, ratio[key].best, target, median=ratio[key].median))
+        at_1024 = ratio["mixing"].best
+    found.append(Row("BERT-base 1 x 512", "bare output_attentions=True", speed.attentions(bert, 1, 512, rounds)))
     del bert, llama
     faster = speed.against_materializing(rounds)
-    found.append(("BERT-base 1 x 128, per layer", "times faster than materializing", faster, 40.0, True))
+    found.append(Row("BERT-base 1 x 128, per layer", "times faster than materializing", faster, 40.0, True))
     extra = speed.peaks("bert-all") - speed.peaks("bert-plain")
-    found.append(("BERT-base 1 x 512, streamed", "peak extra memory, MB", extra, 250.0, False))
+    found.append(Row("BERT-base 1 x 512, streamed", "peak extra memory, MB", extra, 250.0))
     first = speed.first_call()
-    found.append(
-        ("BERT-shaped 4 layers, 1 x 24", "first analysis over first forward pass", first["ratio"], None, False)
-    )
+    found.append(Row("BERT-shaped 4 layers, 1 x 24", "first analysis over first forward pass", first["ratio"]))
     if long:
         child = speed.in_process("llama-8192")
-        found.append(("Llama-shaped 1 x 8192", "mixing ratio alone, peak GB", child["peak"] / 1024, 12.0, False))
-        share = child["ratio"] / at_1024
-        found.append(("Llama-shaped 1 x 8192", "mixing ratio alone", child["ratio"], None, False))
-        found.append(("Llama-shaped 8192 over 1024", "growth of that ratio", share, 1.2, False))
-    throughput = corpus.throughput(rounds)
-    found.append(
-        (
-            "corpus, BERT-base 8 x 128",
-            "throughput over the plain forward pass",
-            throughput["clock"],
-            corpus.TARGET,
-            True,
-        )
-    )
+        found.append(Row("Llama-shaped 1 x 8192", "mixing ratio alone, peak GB", child["peak"] / 1024, 12.0))
+        found.append(Row("Llama-shaped 1 x 8192", "mixing ratio alone", child["ratio"]))
+        found.append(Row("Llama-shaped 8192 over 1024", "growth of that ratio", child["ratio"] / at_1024, 1.2))
+    clock = corpus.throughput(rounds)["clock"]
+    found.append(Row("corpus, BERT-base 8 x 128", "throughput over the plain forward pass", clock, corpus.TARGET, True))
     flat = corpus.peak(2000) / corpus.peak(100)
-    found.append(("corpus, 2,000 over 100 sequences", "growth of peak memory", flat, 1.05, False))
+    found.append(Row("corpus, 2,000 over 100 sequences", "growth of peak memory", flat, 1.05))
     return found
 
 
-def growth(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]]:
+def growth(rounds: int) -> tuple[dict[int, dict[str, speed.Ratio]], dict[int, dict[str, speed.Ratio]]]:
     """Ratios by length (4 layers) and by number of heads (at 256 tokens)."""
     lens = speed.bert(4)
     lengths = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -75,14 +90,14 @@ def growth(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, dict[str
     return by_length, by_heads
 
 
-def draw(by_length: dict[int, dict[str, float]], by_heads: dict[int, dict[str, float]]) -> Figure:
+def draw(by_length: dict[int, dict[str, speed.Ratio]], by_heads: dict[int, dict[str, speed.Ratio]]) -> Figure:
     """Cost against length and against heads."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     styles = (("all", "five maps", "o"), ("last", "attnresln_n", "s"), ("mixing", "mixing ratio alone", "^"))
     for ax, data, label in ((left, by_length, "tokens"), (right, by_heads, "heads (256 tokens)")):
         for name, title, marker in styles:
-            ax.plot(list(data), [ratio[name] for ratio in data.values()], marker=marker, label=title)
+            ax.plot(list(data), [ratio[name].best for ratio in data.values()], marker=marker, label=title)
         ax.axhline(1, color="0.6", linewidth=0.8)
         ax.set_xscale("log", base=2)
         ax.set_xticks(list(data), [str(key) for key in data])
@@ -103,19 +118,19 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(speed.THREADS)
     found = rows(arguments.rounds, not arguments.no_long)
-    table = Table("case", "quantity", "measured", "target", "")
-    lines = ["| case | quantity | measured | target | |", "|---|---|---|---|---|"]
-    for case, quantity, value, target, more in found:
-        met = "" if target is None else "met" if (value >= target if more else value <= target) else "not met"
-        goal = "" if target is None else f"{'at least' if more else 'at most'} {target:g}"
-        table.add_row(case, quantity, f"{value:.2f}", goal, met)
-        lines.append(f"| {case} | {quantity} | {value:.2f} | {goal} | {met} |")
+    head = ("case", "quantity", "measured", "median", "target", "")
+    table = Table(*head)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in found:
+        table.add_row(*row.cells())
+        lines.append(f"| {' | '.join(row.cells())} |")
     Console().print(table)
     text = [
         "# What an analysis costs",
         "",
         "Written by `make bench`. Ratios to the model's own plain forward pass (SDPA, no extra outputs), measured in turns",
-        f"in one run, best of {arguments.rounds}, two threads, random weights, the proof included. "
+        f"in one run, best of {arguments.rounds} (beside it the median of the rounds' own ratios), two threads, random "
+        "weights, the proof included. "
         f"Machine: {platform.machine()}, torch {versions()['torch']}, transformers {versions()['transformers']}.",
         "",
         *lines,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +58,36 @@ def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def best(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The quickest time of each, taken in turns."""
+def in_turns(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """The times of each, taken in turns."""
     for work in works.values():
         work()
-    times = dict.fromkeys(works, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
             start = time.perf_counter()
             work()
-            times[name] = min(times[name], time.perf_counter() - start)
+            times[name].append(time.perf_counter() - start)
     return times
+
+
+def best(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The quickest time of each, taken in turns."""
+    return {name: min(times) for name, times in in_turns(works, rounds).items()}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two works that took turns: the quickest against the quickest, and the median of the rounds' own ratios."""
+
+    best: float
+    median: float
+
+    @classmethod
+    def of(cls, times: list[float], plain: list[float]) -> Ratio:
+        """Of all rounds."""
+        rounds = (mine / theirs for mine, theirs in zip(times, plain, strict=True))
+        return cls(min(times) / min(plain), statistics.median(rounds))
 
 
 def plain(lens: Lens, inputs: dict[str, torch.Tensor], **options: Any) -> Callable[[], None]:
@@ -87,10 +108,10 @@ def analysis(lens: Lens, inputs: dict[str, torch.Tensor], measures: list[str], m
     return lambda: lens.run(inputs, settings, lambda site, block, result: None)
 
 
-def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, float]:
+def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, Ratio]:
     """The cost of all five maps, of the last one alone, and of ratios alone."""
     inputs = batch(rows, length)
-    times = best(
+    times = in_turns(
         {
             "plain": plain(lens, inputs),
             "all": analysis(lens, inputs, ALL),
@@ -99,7 +120,7 @@ def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, flo
         },
         rounds,
     )
-    return {name: seconds / times["plain"] for name, seconds in times.items()}
+    return {name: Ratio.of(taken, times["plain"]) for name, taken in times.items()}
 
 
 def attentions(lens: Lens, rows: int, length: int, rounds: int = 5) -> float:

@@ -18,6 +18,7 @@ from torch import nn
 import normlens.anatomy.interface as interface
 import normlens.decompose.attend as attending
 from normlens import Analysis, Lens
+from normlens.decompose import kernels, vectors
 from normlens.errors import DecompositionError, NormlensError
 from normlens.measures import MAPS, MEASURES
 from tests import tiny
@@ -179,6 +180,27 @@ def test_a_subset_equals_the_full_run(family: str, measures: set[str], mixing: s
 @cache
 def _full(family: str) -> list[Analysis]:
     return lens_of(family).analyze_inputs(tiny.batch(family, lengths=(6, 4)))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("name", ["attn_n", "attnres_n", "attnresln_n"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2", "llama", "marian"])
+def test_a_map_alone_equals_the_same_map_among_all(
+    family: str, name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one place is looked at, vectors are built as that place sees them."""
+    if compiled:
+        pytest.importorskip("numba", reason="compiled loops come with the extra 'fast'")
+    monkeypatch.setattr(kernels, "usable", lambda *_: compiled)
+    monkeypatch.setattr(vectors, "WHOLE_POSITIONS", 0)
+    lens, inputs = lens_of(family), tiny.batch(family, lengths=(9, 5))
+    full, alone = lens.analyze_inputs(inputs), lens.analyze_inputs(inputs, measures=[name])
+    for whole, part in zip(full, alone, strict=True):
+        for kind in part.sites:
+            np.testing.assert_allclose(part.site(kind)[name], whole.site(kind)[name], 2e-5, 1e-6)
+            if kind != "cross" or name != "attn_n":
+                ratio, expected = part.site(kind).mixing_ratio(name), whole.site(kind).mixing_ratio(name)
+                np.testing.assert_allclose(ratio, expected, 2e-5, 1e-6)
 
 
 def test_nothing_quadratic_is_kept_for_ratios_alone() -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normlens.decompose.block import Block
-from normlens.decompose.pairs import Needs, PlaceName
+from normlens.decompose.pairs import PLACES, Needs, PlaceName
 from normlens.errors import InputError
 
 PAPER_2020 = "kobayashi2020"
@@ -67,7 +67,9 @@ _HEAD_PAIR = ("layer", "head", "query", "key")
 
 
 def _at(place: PlaceName) -> Needs:
-    return Needs(diagonal=place != "attn", places=frozenset({place}))
+    """Norms of parts at a place; behind the residual sum the pair on the diagonal comes from its vector."""
+    here: frozenset[PlaceName] = frozenset({place})
+    return Needs(diagonal=place != "attn", places=here, vectors=frozenset() if place == "attn" else here)
 
 
 MEASURES: dict[str, Measure] = {
@@ -216,6 +218,7 @@ def measure(block: Block, names: Sequence[str], mixing: Sequence[str]) -> SiteVa
 def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -> Needs:
     """All that the named measures and mixing ratios need of a site's pairs."""
     each = [MEASURES[name].needs for name in names]
+    mixed = frozenset(place for name in mixing if (place := MEASURES[name].place) is not None)
     return Needs(
         alpha=by_word or any(need.alpha for need in each),
         weights=by_word or any(need.weights for need in each),
@@ -223,4 +226,5 @@ def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -
         diagonal=bool(mixing) or by_word or any(need.diagonal for need in each),
         lengths=by_word or any(need.lengths for need in each),
         places=frozenset(place for need in each for place in need.places),
+        vectors=frozenset(PLACES) if by_word else frozenset(place for need in each for place in need.vectors) | mixed,
     )

@@ -27,7 +27,8 @@ def summed(alpha: Tensor, values: Tensor, weight: Tensor) -> Tensor:
 
 
 def grams_and_norms(alpha: Tensor, values: Tensor, weight: Tensor) -> tuple[Grams, Tensor]:
-    grams, out = Grams(values, [Projection(weight)]), alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
+    seen = Projection(weight)
+    grams, out = Grams(values, [seen], seen), alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
     grams.reach(values.shape[2])
     grams.norms(alpha, 0, out)
     return grams, out[0]
@@ -100,7 +101,8 @@ def test_more_queries_and_keys_than_are_worked_out_at_a_time(heads: int, queries
         alpha[1, :2, -1, -1] = 1
         values[1, 1, -1] = -values[1, 0, -1] * (1 - 1e-4)
     out = torch.full((1, 2, queries + 3, keys), torch.nan)
-    grams = Grams(values, [Projection(weight)])
+    seen = Projection(weight)
+    grams = Grams(values, [seen], seen)
     grams.reach(keys)
     grams.norms(alpha, 2, out)
     parts = torch.einsum("bhqk,bhkc,hcd->bqkd", alpha.double(), values.double(), weight.double())
@@ -119,10 +121,11 @@ def test_every_place_and_the_own_part_come_from_the_same_vectors(heads: int) -> 
     weight, values, alpha = random(heads, 3, 9), random(2, heads, 7, 3), random(2, heads, 7, 7).softmax(-1)
     post, scale = Normalizing(random(9), None, True, 1e-5), Scaling(random(9))
     places = [(), (Scaling(-0.7),), (scale,), (post,), (Normalizing(None, None, False, 1e-5),), (scale, post)]
+    attention = Projection(weight)
     for steps in (*([place] for place in places), places[:-1]):
         projections = [Projection(weight, step) for step in steps]
         own, out = torch.full((2, 7, 9), torch.nan), torch.empty(len(projections), 2, 7, 7)
-        grams, diagonal = Grams(values, projections, own), alpha.diagonal(dim1=2, dim2=3).contiguous()
+        grams, diagonal = Grams(values, projections, attention, own), alpha.diagonal(dim1=2, dim2=3).contiguous()
         grams.reach(4, diagonal, 4)
         grams.reach(7, diagonal, 7)
         grams.norms(alpha, 0, out)

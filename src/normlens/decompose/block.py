@@ -120,7 +120,7 @@ class Block:
     @cached_property
     def _diagonal_part(self) -> Float[Tensor, "batch query model"]:
         pairs = self.tensors.pairs
-        if pairs.own is not None:
+        if pairs.own is not None and pairs.seen_by is None:
             return pairs.own
         assert pairs.diagonal is not None, "the diagonal must have been asked for"
         diagonal = pairs.diagonal.transpose(1, 2).unsqueeze(-1)
@@ -150,22 +150,34 @@ class Block:
         residual = self.residuals[place]
         if not self.tensors.self_attends:
             return torch.zeros_like(self.tensors.projected) if residual is None else residual
-        return self._with_residual(self.own, place)
+        return self._with_residual(self.own_behind(place), place)
 
-    def _with_residual(self, vectors: Tensor, place: PlaceName) -> Float[Tensor, "batch query model"]:
-        residual = self.residuals[place]
-        vectors = self.passages[place].carry(vectors)
+    def _with_residual(self, behind: Tensor, place: PlaceName) -> Float[Tensor, "batch query model"]:
+        """Vectors that went through a place's steps but for their scale, with the residual's contribution there."""
+        residual, scale = self.residuals[place], self.passages[place].scale
+        vectors = behind if scale is None else behind * scale
         return vectors if residual is None else vectors + residual
 
-    @cached_property
-    def _others_sum(self) -> Float[Tensor, "batch query model"]:
+    def own_behind(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
+        """`own` behind the steps to a place, not yet scaled."""
         t = self.tensors
-        whole = t.projected if t.bias is None else t.projected - t.bias
-        return whole - self.own if t.self_attends else whole
+        if t.pairs.own is not None and t.pairs.seen_by is t.projections[place] and t.together is None:
+            return t.pairs.own
+        return self.passages[place].linear(self.own)
 
     def context_vectors(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
         """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
-        return self.passages[place].carry(self._others_sum)
+        t, passage = self.tensors, self.passages[place]
+        vectors = passage.linear(t.projected if t.bias is None else t.projected - t.bias)
+        if t.self_attends:
+            vectors = vectors - self.own_behind(place)
+        return vectors if passage.scale is None else vectors * passage.scale
+
+    @property
+    def self_places(self) -> tuple[PlaceName, ...]:
+        """The places that differ and at which the own part is known without another product of the width squared."""
+        t = self.tensors
+        return tuple(p for p in self.places if t.pairs.seen_by is None or t.projections[p] is t.pairs.seen_by)
 
     # ---- norms ---------------------------------------------------------------------------------------------------
 
@@ -183,6 +195,6 @@ class Block:
             if self.tensors.together is None:
                 own = self.vectors.mixing[place][1]
             else:
-                own = self._with_residual(self._diagonal_part, place).norm(dim=-1)
+                own = self._with_residual(self.passages[place].linear(self._diagonal_part), place).norm(dim=-1)
             norms.diagonal(dim1=-2, dim2=-1).copy_(own)
         return norms

@@ -33,14 +33,16 @@ class Grams:
     """The Gram matrices of one site's keys as several projections see them, worked out as far as queries look.
 
     `lower` holds the lower triangles, with all that stands below the diagonal doubled, so that `a^T lower_j a` is the
-    whole quadratic form; `lengths` are the norms of the transformed vectors. `own` holds what each position
-    gives itself, for the positions before `owned`.
+    whole quadratic form; `lengths` are the norms of the transformed vectors. Vectors are made as `built` sees them: the one
+    projection that is looked through, or that of the attention output, from which the others follow by their steps. `own`
+    holds what each position gives itself, as `built` sees it, for the positions before `owned`.
     """
 
     def __init__(
         self,
         values: Float[Tensor, "batch kv_head key width"],
         projections: Sequence[Projection],
+        built: Projection,
         own: Float[Tensor, "batch query model"] | None = None,
         space: Workspace | None = None,
     ) -> None:
@@ -48,10 +50,11 @@ class Grams:
         heads = projections[0].at_attention.shape[0]
         self._values = values
         self._projections = projections
+        self._built = built
         self._space = Workspace() if space is None else space
         self.lower = values.new_zeros(len(projections), batch, heads, heads, keys)
         self.lengths = values.new_zeros(len(projections), batch, heads, keys)
-        self._simple = _simple(projections)
+        self._simple = _simple(projections, built)
         self.own = own
         self.owned = 0
         self._done = 0
@@ -62,7 +65,7 @@ class Grams:
         if keys <= first:
             return
         self._done = keys
-        weight = self._projections[0].at_attention
+        weight = self._built.weight
         heads, _, model = weight.shape
         new = repeat_values(self._values[:, :, first:keys], heads).transpose(0, 1).flatten(1, 2)  # head row width
         most = BLOCK_NUMBERS.get(new.device.type, OTHER_BLOCK_NUMBERS)
@@ -95,7 +98,7 @@ class Grams:
         row = torch.arange(start, start + f.shape[1], device=f.device)
         batch, key = row // count, first + row % count
         for n, projection in enumerate(self._projections):
-            vectors = projection.carry(f).transpose(0, 1)  # row head model
+            vectors = (f if projection is self._built else projection.carry(f)).transpose(0, 1)  # row head model
             gram = vectors @ vectors.transpose(1, 2)
             self.lower[n, batch, :, :, key] = gram.tril() + gram.tril(-1)
             self.lengths[n, batch, :, key] = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
@@ -132,14 +135,15 @@ class Grams:
                 _recompute(alpha, self._values, projection, norms[:, start : start + queries, :keys])
 
 
-def _simple(projections: Sequence[Projection]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The steps of each projection as one: factors, whether it centres, and whether it does anything at all."""
+def _simple(projections: Sequence[Projection], built: Projection) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The steps from `built` to each projection as one: factors, whether it centres, whether it does anything at all."""
     steps = [projection.one_step for projection in projections]
     found = [step for step in steps if step is not None]
     if len(found) < len(steps):
         return None
-    changed = torch.tensor([bool(projection.steps) for projection in projections])
-    return torch.stack([factor for _, factor in found]), torch.tensor([centred for centred, _ in found]), changed
+    changed = torch.tensor([projection is not built and bool(projection.steps) for projection in projections])
+    centred = torch.tensor([centres for centres, _ in found]) & changed
+    return torch.stack([factor for _, factor in found]), centred, changed
 
 
 def _quadratic_norms(

@@ -32,6 +32,7 @@ class Needs:
     diagonal: bool = False  # what each position gives itself
     lengths: bool = False  # norms of the transformed vectors
     places: frozenset[PlaceName] = frozenset()  # where norms of parts are taken
+    vectors: frozenset[PlaceName] = frozenset()  # where the vectors of context and self are looked at
 
     @property
     def maps(self) -> bool:
@@ -53,6 +54,7 @@ class Pairs:
     samples: Int[Tensor, "pair 3"]  # batch, query, key
     sampled_alpha: Float[Tensor, "pair head"]
     own: Float[Tensor, "batch query model"] | None = None  # sum_h alpha_hii f_h(x_i), where it cost nothing
+    seen_by: Projection | None = None  # whose vectors `own` is made of; None: the attention output's
     gated: Float[Tensor, "batch head query key"] | None = None  # ‖alpha f(x)‖ where a gate makes f depend on the query
 
 
@@ -77,13 +79,16 @@ class PairWork:
         # Places that see the same projection share their Gram matrices and norms.
         self._projections = projections
         self._mapped = _distinct([projections[place] for place in PLACES if place in needs.places])
+        # Where a single place is looked at, vectors are built as that place sees them, and need no further step.
+        looked_at = _distinct([projections[place] for place in PLACES if place in needs.places | needs.vectors])
+        self._built = looked_at[0] if len(looked_at) == 1 else projections["attn"]
         self._norms = values.new_zeros(len(self._mapped), batch, queries, keys)
         self._alpha = values.new_zeros(batch, heads, queries, keys) if needs.alpha else None
         self._weights = values.new_zeros(batch, queries, keys) if needs.weights else None
         self._totals = values.new_zeros(batch, queries) if needs.totals else None
         self._diagonal = values.new_zeros(batch, heads, queries) if needs.diagonal else None
         own = values.new_empty(batch, queries, model) if needs.diagonal and queries == keys else None
-        self._grams = Grams(values, self._mapped, own, space) if self._mapped else None
+        self._grams = Grams(values, self._mapped, self._built, own, space) if self._mapped else None
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
@@ -121,6 +126,7 @@ class PairWork:
 
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> Pairs:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
+        own = self._own()
         return Pairs(
             mixed=mixed.to(self.values.dtype),
             alpha=self._alpha,
@@ -131,7 +137,8 @@ class PairWork:
             norms={place: self._norms[self._mapped.index(self._projections[place])] for place in self.needs.places},
             samples=self._samples,
             sampled_alpha=self._sampled,
-            own=self._own(),
+            own=own,
+            seen_by=None if own is None or self._built is self._projections["attn"] else self._built,
         )
 
     def _attention_lengths(self) -> Float[Tensor, "batch head key"]:
@@ -148,7 +155,7 @@ class PairWork:
         if self._grams.owned == self._grams.own.shape[1]:
             return self._grams.own
         late = slice(self._grams.owned, None)
-        weight = self._projections["attn"].at_attention
+        weight = self._built.weight
         values = repeat_values(self.values[:, :, late], weight.shape[0])
         parts = (self._diagonal[:, :, late].unsqueeze(-1) * values).transpose(1, 2)
         self._grams.own[:, late] = parts.flatten(2) @ weight.flatten(0, 1)

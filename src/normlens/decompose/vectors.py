@@ -32,7 +32,7 @@ class VectorNorms:
     """One number per query for each thing."""
 
     gaps: Float[Tensor, "place 2 batch query"]  # squared: difference and whole, at the places that differ
-    mixing: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # ‖context‖ and ‖self‖; empty where nobody asked
+    mixing: Mapping[PlaceName, tuple[PerQuery, PerQuery]]  # ‖context‖ and ‖self‖, where somebody asked
     scales: Mapping[PlaceName, PerQuery]  # what normalizations multiply each query's parts by, where they do
 
 
@@ -49,9 +49,10 @@ def vector_norms_of(block: Block) -> VectorNorms:
         gaps.append(_gap(apply(t.norm, t.total), block.observed["ln"]))
     mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {}
     if wants_mixing:
-        for place in block.places:
+        for place in block.self_places:
             mixing[place] = (block.context_vectors(place).norm(dim=-1), block.self_vectors(place).norm(dim=-1))
-        mixing.setdefault("ln", mixing["res"])
+        if t.norm is None:
+            mixing["ln"] = mixing["res"]
     scales = {
         place: passage.scale.squeeze(-1) for place, passage in block.passages.items() if passage.scale is not None
     }
@@ -88,7 +89,8 @@ def _compiled(block: Block) -> VectorNorms:
     assert sketch is not None
     norm = t.norm if isinstance(t.norm, Normalizing) else None
     nothing, ones = t.total.new_zeros(width), t.total.new_ones(width)
-    own = block.own if t.self_attends else torch.zeros_like(t.total)
+    carried = t.self_attends and "attn" not in block.self_places  # the own part went through the norm's linear half
+    mine = block.own_behind("ln") if carried else block.own if t.self_attends else torch.zeros_like(t.total)
     out = t.total.new_empty(12, *t.total.shape[:2])
     kernels.run(
         "vectors",
@@ -98,7 +100,7 @@ def _compiled(block: Block) -> VectorNorms:
         sketch.shift,
         t.projected.flatten(0, 1).contiguous(),
         nothing if t.bias is None else t.bias.contiguous(),
-        own.flatten(0, 1).contiguous(),
+        mine.flatten(0, 1).contiguous(),
         t.residual.flatten(0, 1).contiguous(),
         t.total.flatten(0, 1).contiguous(),
         (t.total if t.normalized is None else t.normalized).flatten(0, 1).contiguous(),
@@ -107,10 +109,13 @@ def _compiled(block: Block) -> VectorNorms:
         norm is not None and norm.centred,
         0.0 if norm is None else norm.eps,
         norm is not None,
+        carried,
         out.flatten(1),
     )
     gaps = out[: 2 * len(block.places)].unflatten(0, (-1, 2))
     context, own_norm, with_residual, context_behind, self_behind = out[6:11].sqrt().unbind(0)
-    mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {"attn": (context, own_norm), "res": (context, with_residual)}
+    mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {}
+    if not carried:
+        mixing = {"attn": (context, own_norm), "res": (context, with_residual)}
     mixing["ln"] = mixing["res"] if norm is None else (context_behind, self_behind)
     return VectorNorms(gaps, mixing, {} if norm is None else {"ln": out[11]})

@@ -60,15 +60,20 @@ def vectors(
     centred: bool,
     eps: float,
     with_norm: bool,
+    carried: bool,
     out: Any,
 ) -> None:
-    """The sums of `decompose.vectors`, for blocks with nothing on the branch; a row of `out` for each."""
+    """The sums of `decompose.vectors`, for blocks with nothing on the branch; a row of `out` for each.
+
+    `own` stands behind the centring and `gamma` of the normalization already if it is `carried`; what is said of it at the
+    places before that has no meaning then.
+    """
     count, width = summed.shape
     for n in numba.prange(count):
         z, o, r, y = summed[n], own[n], residual[n], total[n]
         zero, one, size_of = summed.dtype.type(0), summed.dtype.type(1), summed.dtype.type(width)
         size = gap = whole = from_self = from_others = with_residual = zero
-        mean = mean_context = mean_self = zero
+        mean = mean_sum = mean_own = mean_residual = zero
         for c in range(width):
             context = z[c] - bias[c] - o[c]
             self_part = o[c] + r[c]
@@ -80,16 +85,18 @@ def vectors(
             from_others += context * context
             with_residual += self_part * self_part
             mean += y[c]
-            mean_context += context
-            mean_self += self_part
+            mean_sum += z[c] - bias[c]
+            mean_own += o[c]
+            mean_residual += r[c]
         out[0, n], _ = row_gap(mixed[n], z, before, behind, shift)
         out[1, n], out[2, n], out[3, n] = size, gap, whole
         out[6, n], out[7, n], out[8, n] = from_others, from_self, with_residual
         if with_norm:
             if centred:
-                mean, mean_context, mean_self = mean / size_of, mean_context / size_of, mean_self / size_of
+                mean, mean_sum = mean / size_of, mean_sum / size_of
+                mean_own, mean_residual = mean_own / size_of, mean_residual / size_of
             else:
-                mean, mean_context, mean_self = zero, zero, zero
+                mean, mean_sum, mean_own, mean_residual = zero, zero, zero, zero
             spread = zero
             for c in range(width):
                 spread += (y[c] - mean) * (y[c] - mean)
@@ -97,8 +104,9 @@ def vectors(
             gap = whole = from_others = with_residual = zero
             for c in range(width):
                 scale = gamma[c] * inverse
-                context = (z[c] - bias[c] - o[c] - mean_context) * scale
-                self_part = (o[c] + r[c] - mean_self) * scale
+                mine = o[c] * inverse if carried else (o[c] - mean_own) * scale
+                context = (z[c] - bias[c] - mean_sum) * scale - mine
+                self_part = mine + (r[c] - mean_residual) * scale
                 difference = (y[c] - mean) * scale + beta[c] - normalized[n, c]
                 gap += difference * difference
                 whole += normalized[n, c] * normalized[n, c]
