@@ -17,6 +17,7 @@ from torch import Tensor
 
 from normlens.decompose import kernels
 from normlens.decompose.pairs import PlaceName
+from normlens.decompose.sketch import Sketch
 from normlens.decompose.steps import Normalizing, apply
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ def vector_norms_of(block: Block) -> VectorNorms:
     t = block.tensors
     plain = not t.branch and t.others is None and (t.norm is None or isinstance(t.norm, Normalizing))
     wants_mixing = t.pairs.diagonal is not None
-    if plain and wants_mixing and _sketched(block) and kernels.usable(32 * t.total.numel(), t.total, t.projected):
-        return _compiled(block)
+    fits = plain and wants_mixing and kernels.usable(32 * t.total.numel(), t.total, t.projected)
+    # Whether directions are enough is no question here: a sequence's ratios must not depend on what shares its pass.
+    if fits and t.output_sketch is not None:
+        return _compiled(block, t.output_sketch)
     whole = t.projected if t.bias is None else t.projected - t.bias
     gaps = [_attention_gap(block), _gap(block.rebuilt("res", whole), t.total)]
     if t.norm is not None:
@@ -83,10 +86,9 @@ def _attention_gap(block: Block) -> Float[Tensor, "2 batch query"]:
     return _gap(block.rebuilt("attn", summed), t.projected)
 
 
-def _compiled(block: Block) -> VectorNorms:
+def _compiled(block: Block, sketch: Sketch) -> VectorNorms:
     t = block.tensors
-    sketch, width = t.output_sketch, t.total.shape[-1]
-    assert sketch is not None
+    width = t.total.shape[-1]
     norm = t.norm if isinstance(t.norm, Normalizing) else None
     nothing, ones = t.total.new_zeros(width), t.total.new_ones(width)
     carried = t.self_attends and "attn" not in block.self_places  # the own part went through the norm's linear half
@@ -113,6 +115,8 @@ def _compiled(block: Block) -> VectorNorms:
         out.flatten(1),
     )
     gaps = out[: 2 * len(block.places)].unflatten(0, (-1, 2))
+    if not _sketched(block):
+        gaps[0] = _attention_gap(block)
     context, own_norm, with_residual, context_behind, self_behind = out[6:11].sqrt().unbind(0)
     mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {}
     if not carried:
