@@ -66,22 +66,23 @@ def _gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
     return torch.stack([(rebuilt - observed).square().sum(-1), observed.square().sum(-1)])
 
 
-def _sketched(block: Block) -> bool:
-    """Whether the attention output is compared along random directions.
+def _directions_for(block: Block) -> Sketch | None:
+    """The directions along which the attention output is compared; None: it is rebuilt whole.
 
     Rebuilding it whole costs one more product of the model's width squared. For many positions the difference is seen
     along random directions instead, where it has its size on average; an error that hides from them at every position
     does not exist in practice.
     """
     t = block.tensors
-    return t.output_sketch is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS
+    return t.output_sketch if t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS else None
 
 
 def _attention_gap(block: Block) -> Float[Tensor, "2 batch query"]:
     t = block.tensors
     mixed = t.pairs.mixed.flatten(2)
-    if t.output_sketch is not None and _sketched(block):
-        return torch.stack([t.output_sketch.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
+    sketch = _directions_for(block)
+    if sketch is not None:
+        return torch.stack([sketch.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
     summed = mixed @ t.projections["attn"].weight.flatten(0, 1)
     return _gap(block.rebuilt("attn", summed), t.projected)
 
@@ -115,7 +116,7 @@ def _compiled(block: Block, sketch: Sketch) -> VectorNorms:
         out.flatten(1),
     )
     gaps = out[: 2 * len(block.places)].unflatten(0, (-1, 2))
-    if not _sketched(block):
+    if _directions_for(block) is None:
         gaps[0] = _attention_gap(block)
     context, own_norm, with_residual, context_behind, self_behind = out[6:11].sqrt().unbind(0)
     mixing: dict[PlaceName, tuple[Tensor, Tensor]] = {}
