@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 #: Nobody should wait for a compiler who asks for little: the loops are compiled when this many multiplications came at
-#: once, or ten times as many in all. Once they are there, small inputs may use them too.
+#: once, or ten times as many in all. Once they are there, they are the quickest way for small inputs too.
 WORTH_COMPILING = 8_000_000
-WORTH_CALLING = 200_000
 _lock = threading.Lock()  # one caller at a time: not every threading layer of numba admits two
 
 
@@ -36,7 +35,7 @@ def usable(work: int, *tensors: Tensor) -> bool:
     _asked.total += work
     if not _asked.compiled and (work >= WORTH_COMPILING or _asked.total >= 10 * WORTH_COMPILING):
         _asked.compiled = True
-    return _asked.compiled and work >= WORTH_CALLING
+    return _asked.compiled
 
 
 class _Asked:
