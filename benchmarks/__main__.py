@@ -112,7 +112,7 @@ def draw(by_length: dict[int, dict[str, speed.Ratio]], by_heads: dict[int, dict[
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--no-long", action="store_true", help="leave out the 8,192-token case")
     parser.add_argument("--no-growth", action="store_true", help="leave out growth with length and heads")
     arguments = parser.parse_args()
@@ -137,7 +137,7 @@ def main() -> None:
         "",
     ]
     if not arguments.no_growth:
-        save_figure(draw(*growth(max(2, arguments.rounds // 6))), DOCS / "images" / "performance")
+        save_figure(draw(*growth(max(2, arguments.rounds // 15))), DOCS / "images" / "performance")
         text += ["![cost by length and heads](images/performance.png)", ""]
     notes = DOCS / "performance_notes.md"
     if notes.exists():

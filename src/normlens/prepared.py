@@ -77,7 +77,7 @@ def _prepare(site: Site, dtype: torch.dtype) -> Prepared:
     matrix = site.projection.matrix().to(dtype)
     if site.rows is not None:
         matrix = matrix[site.rows.to(matrix.device)]
-    weight = split_heads(matrix, site.heads)  # of most models a view of the parameter itself
+    weight = split_heads(matrix, site.heads).contiguous()
     inner = tuple(None if isinstance(step, Gate) else _step(step, dtype) for step in site.inner)
     if inner:
         weight = weight * fixed_factor(inner, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)

@@ -90,9 +90,9 @@ class Grams:
                 count,
                 self.lower,
                 self.lengths,
-                f.new_empty(0, 0, 0) if diagonal is None else diagonal,
+                f.new_empty(1, f.shape[0], 1) if diagonal is None else diagonal,
                 owned,
-                f.new_empty(0, 0, 0) if self.own is None else self.own,
+                f.new_empty(1, 1, f.shape[2]) if self.own is None else self.own,
             )
             return
         row = torch.arange(start, start + f.shape[1], device=f.device)

@@ -11,66 +11,105 @@ from normlens.decompose.loops.compiling import inner, parallel
 
 
 @inner
-def triangle(f: Any, row: int, out: Any, lengths: Any, key: int) -> None:
-    """The Gram matrix of one row's vectors, nine products at a time; below the diagonal they count twice."""
-    heads, _, width = f.shape
+def between(a: Any, b: Any, c: Any, x: Any, y: Any, z: Any) -> Any:
+    """The nine products of three vectors with three others."""
+    ax = ay = az = bx = by = bz = cx = cy = cz = a.dtype.type(0)
+    for k in range(a.shape[0]):
+        ax += a[k] * x[k]
+        ay += a[k] * y[k]
+        az += a[k] * z[k]
+        bx += b[k] * x[k]
+        by += b[k] * y[k]
+        bz += b[k] * z[k]
+        cx += c[k] * x[k]
+        cy += c[k] * y[k]
+        cz += c[k] * z[k]
+    return (ax, ay, az), (bx, by, bz), (cx, cy, cz)
+
+
+@inner
+def among(a: Any, b: Any, c: Any) -> Any:
+    """The six products of three vectors with each other."""
+    aa = ba = bb = ca = cb = cc = a.dtype.type(0)
+    for k in range(a.shape[0]):
+        aa += a[k] * a[k]
+        ba += b[k] * a[k]
+        bb += b[k] * b[k]
+        ca += c[k] * a[k]
+        cb += c[k] * b[k]
+        cc += c[k] * c[k]
+    return aa, ba, bb, ca, cb, cc
+
+
+@inner
+def among_and_sum(a: Any, b: Any, c: Any, by_a: Any, by_b: Any, by_c: Any, total: Any) -> Any:
+    """The same; on the way their weighted sum is added to `total`."""
+    aa = ba = bb = ca = cb = cc = a.dtype.type(0)
+    for k in range(a.shape[0]):
+        aa += a[k] * a[k]
+        ba += b[k] * a[k]
+        bb += b[k] * b[k]
+        ca += c[k] * a[k]
+        cb += c[k] * b[k]
+        cc += c[k] * c[k]
+        total[k] += by_a * a[k] + by_b * b[k] + by_c * c[k]
+    return aa, ba, bb, ca, cb, cc
+
+
+@inner
+def triangle(f: Any, row: int, out: Any, lengths: Any, key: int, summed: bool, share: Any, total: Any) -> None:
+    """The Gram matrix of one row's vectors, three heads by three; below the diagonal products count twice.
+
+    If the vectors' sum is wanted too, weighted by `share`, it is added to `total`. Where heads run out, the last one stands
+    in for them, with a share of zero.
+    """
+    heads, last = f.shape[0], f.shape[0] - 1
     zero, two = f.dtype.type(0), f.dtype.type(2)
-    last = heads - 1
     for h in range(0, heads, 3):
         h1, h2 = min(h + 1, last), min(h + 2, last)
         a, b, c = f[h, row], f[h1, row], f[h2, row]
-        for g in range(0, h + 1, 3):
-            g1, g2 = min(g + 1, last), min(g + 2, last)
-            x, y, z = f[g, row], f[g1, row], f[g2, row]
-            ax = ay = az = bx = by = bz = cx = cy = cz = zero
+        for g in range(0, h, 3):
+            of_a, of_b, of_c = between(a, b, c, f[g, row], f[g + 1, row], f[g + 2, row])
+            for i in range(3):
+                out[h, g + i, key] = two * of_a[i]
+                out[h1, g + i, key] = two * of_b[i]
+                out[h2, g + i, key] = two * of_c[i]
+        if summed:
+            by_b, by_c = share[h1] if h1 > h else zero, share[h2] if h2 > h1 else zero
+            aa, ba, bb, ca, cb, cc = among_and_sum(a, b, c, share[h], by_b, by_c, total)
+        else:
+            aa, ba, bb, ca, cb, cc = among(a, b, c)
+        if h2 > h1:
+            out[h2, h1, key], out[h2, h, key] = two * cb, two * ca
+        if h1 > h:
+            out[h1, h, key] = two * ba
+        out[h, h, key], lengths[h, key] = aa, np.sqrt(aa)
+        out[h1, h1, key], lengths[h1, key] = bb, np.sqrt(bb)
+        out[h2, h2, key], lengths[h2, key] = cc, np.sqrt(cc)
+
+
+@inner
+def changed_by(f: Any, row: int, centred: bool, factor: Any, out: Any) -> None:
+    """One row's vectors behind a step: `factor * (vector - its mean, if centred)`."""
+    heads, _, width = f.shape
+    for h in range(heads):
+        vector, to = f[h, row], out[h, 0]
+        mean = f.dtype.type(0)
+        if centred:
             for k in range(width):
-                ax += a[k] * x[k]
-                ay += a[k] * y[k]
-                az += a[k] * z[k]
-                bx += b[k] * x[k]
-                by += b[k] * y[k]
-                bz += b[k] * z[k]
-                cx += c[k] * x[k]
-                cy += c[k] * y[k]
-                cz += c[k] * z[k]
-            if g < h:
-                out[h, g, key], out[h, g1, key], out[h, g2, key] = two * ax, two * ay, two * az
-                out[h1, g, key], out[h1, g1, key], out[h1, g2, key] = two * bx, two * by, two * bz
-                out[h2, g, key], out[h2, g1, key], out[h2, g2, key] = two * cx, two * cy, two * cz
-            else:  # a tile on the diagonal; where heads run out, its rows are the last one again
-                if h2 > h1:
-                    out[h2, h1, key], out[h2, h, key] = two * cy, two * cx
-                if h1 > h:
-                    out[h1, h, key] = two * bx
-                out[h, h, key], lengths[h, key] = ax, np.sqrt(ax)
-                out[h1, h1, key], lengths[h1, key] = by, np.sqrt(by)
-                out[h2, h2, key], lengths[h2, key] = cz, np.sqrt(cz)
+                mean += vector[k]
+            mean /= f.dtype.type(width)
+        for k in range(width):
+            to[k] = (vector[k] - mean) * factor[k]
 
 
 @inner
-def mean_of(vector: Any) -> Any:
-    total = vector.dtype.type(0)
-    for k in range(vector.shape[0]):
-        total += vector[k]
-    return total / vector.dtype.type(vector.shape[0])
-
-
-@inner
-def add_two(one: Any, by_one: Any, two: Any, by_two: Any, first: bool, out: Any) -> Any:
-    """Adds two weighted vectors to `out` (the first ones are put there), and returns their means."""
-    width = one.shape[0]
-    size, sum_one, sum_two = one.dtype.type(width), one.dtype.type(0), one.dtype.type(0)
-    if first:
-        for k in range(width):
-            out[k] = by_one * one[k] + by_two * two[k]
-            sum_one += one[k]
-            sum_two += two[k]
-    else:
-        for k in range(width):
-            out[k] += by_one * one[k] + by_two * two[k]
-            sum_one += one[k]
-            sum_two += two[k]
-    return sum_one / size, sum_two / size
+def add_all(f: Any, row: int, share: Any, total: Any) -> None:
+    """The weighted sum of one row's vectors."""
+    for h in range(f.shape[0]):
+        vector, weight = f[h, row], share[h]
+        for k in range(f.shape[2]):
+            total[k] += weight * vector[k]
 
 
 @parallel
@@ -92,24 +131,16 @@ def grams(
     heads, rows, width = f.shape
     for row in numba.prange(rows):
         b, key = (start + row) // count, first + (start + row) % count
-        means, vectors = np.zeros(heads, f.dtype), np.empty((heads, 1, width), f.dtype)
-        if key < owned:
-            mine = own[b, key]
-            for h in range(0, heads, 2):  # an odd last head is taken twice, with a weight of zero
-                g = min(h + 1, heads - 1)
-                near, far = diagonal[b, h, key], diagonal[b, g, key] if g > h else f.dtype.type(0)
-                means[h], means[g] = add_two(f[h, row], near, f[g, row], far, h == 0, mine)
-        elif centred.any():
-            for h in range(heads):
-                means[h] = mean_of(f[h, row])
+        behind = np.empty((heads if changed.any() else 0, 1, width), f.dtype)
+        wanted = key < owned
+        share, mine = (diagonal[b, :, key], own[b, key]) if wanted else (diagonal[0, :, 0], own[0, 0])
+        if wanted:
+            mine[:] = f.dtype.type(0)
         for t in range(lower.shape[0]):
             if changed[t]:
-                factor = factors[t]
-                for h in range(heads):
-                    vector, to = f[h, row], vectors[h, 0]
-                    mean = means[h] if centred[t] else f.dtype.type(0)
-                    for k in range(width):
-                        to[k] = (vector[k] - mean) * factor[k]
-                triangle(vectors, 0, lower[t, b], lengths[t, b], key)
+                changed_by(f, row, centred[t], factors[t], behind)
+                triangle(behind, 0, lower[t, b], lengths[t, b], key, False, share, mine)
             else:
-                triangle(f, row, lower[t, b], lengths[t, b], key)
+                triangle(f, row, lower[t, b], lengths[t, b], key, wanted, share, mine)
+        if wanted and changed.all():  # nobody has looked at the vectors as they are
+            add_all(f, row, share, mine)
