@@ -132,15 +132,16 @@ def grams(
     for row in numba.prange(rows):
         b, key = (start + row) // count, first + (start + row) % count
         behind = np.empty((heads if changed.any() else 0, 1, width), f.dtype)
-        wanted = key < owned
-        share, mine = (diagonal[b, :, key], own[b, key]) if wanted else (diagonal[0, :, 0], own[0, 0])
-        if wanted:
+        summing = key < owned
+        share, mine = (diagonal[b, :, key], own[b, key]) if summing else (diagonal[0, :, 0], own[0, 0])
+        if summing:
             mine[:] = f.dtype.type(0)
         for t in range(lower.shape[0]):
             if changed[t]:
                 changed_by(f, row, centred[t], factors[t], behind)
                 triangle(behind, 0, lower[t, b], lengths[t, b], key, False, share, mine)
             else:
-                triangle(f, row, lower[t, b], lengths[t, b], key, wanted, share, mine)
-        if wanted and changed.all():  # nobody has looked at the vectors as they are
+                triangle(f, row, lower[t, b], lengths[t, b], key, summing, share, mine)
+                summing = False
+        if summing:  # nobody has looked at the vectors as they are
             add_all(f, row, share, mine)
