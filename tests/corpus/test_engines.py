@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -111,8 +112,9 @@ def _ray_workers() -> list[int]:
     """Processes of this test's Ray that hold the model."""
     import psutil
 
-    return [
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "MapWorker" in " ".join(process.cmdline())
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # Ray's other processes come and go: this one may be gone, or about to be
+            if "MapWorker" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
