@@ -28,8 +28,8 @@ def between(a: Any, b: Any, c: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @inner
-def among(a: Any, b: Any, c: Any) -> Any:
-    """The six products of three vectors with each other."""
+def among(a: Any, b: Any, c: Any, summed: bool, by_a: Any, by_b: Any, by_c: Any, total: Any) -> Any:
+    """The six products of three vectors with each other; on the way their weighted sum is added to `total`, if wanted."""
     aa = ba = bb = ca = cb = cc = a.dtype.type(0)
     for k in range(a.shape[0]):
         aa += a[k] * a[k]
@@ -38,21 +38,8 @@ def among(a: Any, b: Any, c: Any) -> Any:
         ca += c[k] * a[k]
         cb += c[k] * b[k]
         cc += c[k] * c[k]
-    return aa, ba, bb, ca, cb, cc
-
-
-@inner
-def among_and_sum(a: Any, b: Any, c: Any, by_a: Any, by_b: Any, by_c: Any, total: Any) -> Any:
-    """The same; on the way their weighted sum is added to `total`."""
-    aa = ba = bb = ca = cb = cc = a.dtype.type(0)
-    for k in range(a.shape[0]):
-        aa += a[k] * a[k]
-        ba += b[k] * a[k]
-        bb += b[k] * b[k]
-        ca += c[k] * a[k]
-        cb += c[k] * b[k]
-        cc += c[k] * c[k]
-        total[k] += by_a * a[k] + by_b * b[k] + by_c * c[k]
+        if summed:
+            total[k] += by_a * a[k] + by_b * b[k] + by_c * c[k]
     return aa, ba, bb, ca, cb, cc
 
 
@@ -74,11 +61,8 @@ def triangle(f: Any, row: int, out: Any, lengths: Any, key: int, summed: bool, s
                 out[h, g + i, key] = two * of_a[i]
                 out[h1, g + i, key] = two * of_b[i]
                 out[h2, g + i, key] = two * of_c[i]
-        if summed:
-            by_b, by_c = share[h1] if h1 > h else zero, share[h2] if h2 > h1 else zero
-            aa, ba, bb, ca, cb, cc = among_and_sum(a, b, c, share[h], by_b, by_c, total)
-        else:
-            aa, ba, bb, ca, cb, cc = among(a, b, c)
+        by_b, by_c = share[h1] if h1 > h else zero, share[h2] if h2 > h1 else zero
+        aa, ba, bb, ca, cb, cc = among(a, b, c, summed, share[h], by_b, by_c, total)
         if h2 > h1:
             out[h2, h1, key], out[h2, h, key] = two * cb, two * ca
         if h1 > h:
