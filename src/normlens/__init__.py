@@ -14,27 +14,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
     from normlens.analysis import Analysis, difference
-    from normlens.corpus.opening import open_result as open
+    from normlens.explanation import Explanation
     from normlens.lens import Lens, load
+    from normlens.storage import open_result as open
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
     "Aligner": ("normlens.alignment.aligner", "Aligner"),
     "Analysis": ("normlens.analysis", "Analysis"),
+    "Explanation": ("normlens.explanation", "Explanation"),
     "Lens": ("normlens.lens", "Lens"),
     "difference": ("normlens.analysis", "difference"),
     "load": ("normlens.lens", "load"),
-    "open": ("normlens.corpus.opening", "open_result"),
+    "open": ("normlens.storage", "open_result"),
 }
 
-__all__ = ["Aligner", "Analysis", "Lens", "difference", "load", "open"]
+__all__ = ["Aligner", "Analysis", "Explanation", "Lens", "difference", "load", "open"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from normlens.provenance import normlens_version
+        from normlens.provenance import version_of
 
-        return normlens_version()
+        return version_of("normlens")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'normlens' has no attribute {name!r}")
     module, attribute = _PUBLIC[name]

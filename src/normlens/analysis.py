@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,16 +14,15 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES
-from normlens.references import references
+from normlens.measures import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, WITH_RESIDUAL, no_self_part
+from normlens.provenance import references
 
 if TYPE_CHECKING:
-    from normlens.viewer.view import View
+    from torch import Tensor
 
-MIXING = "mixing_"
-RESIDUAL = "residual_"
-PROOF = "proof"
-_FORMAT = 1
+    from normlens.capture import SiteResult
+    from normlens.measures import SiteValues
+    from normlens.viewer.display import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +110,13 @@ class Analysis:
 
     def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
         """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
-        from normlens.viewer.others import to_bertviz
+        from normlens.viewer.other_viewers import to_bertviz
 
         return to_bertviz(self.sites, measure)
 
     def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> dict[str, Any]:
         """The keyword arguments of `circuitsvis.attention.attention_patterns` for one layer."""
-        from normlens.viewer.others import to_circuitsvis
+        from normlens.viewer.other_viewers import to_circuitsvis
 
         return to_circuitsvis((self._only if site is None else self.site(site)).dataset, layer, measure)
 
@@ -129,19 +126,19 @@ class Analysis:
         """See it: the viewer in a notebook, a page in the browser elsewhere.
 
         `span=(start, stop)` shows those positions only, `heads=False` leaves the maps per head out, and `view` opens
-        a state of the page (what its address says behind the `#`).
+        a state of the page (what its address says after the `#`).
         """
-        from normlens.viewer.document import document
-        from normlens.viewer.view import show
+        from normlens.viewer.display import show
+        from normlens.viewer.page_data import analysis_page
 
-        return show(document(self, span=span, heads=heads), view)
+        return show(analysis_page(self, span=span, heads=heads), view)
 
     def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
         """Write the viewer as one HTML file that opens offline."""
-        from normlens.viewer.document import document
         from normlens.viewer.page import save_html
+        from normlens.viewer.page_data import analysis_page
 
-        return save_html(document(self, span=span, heads=heads), path)
+        return save_html(analysis_page(self, span=span, heads=heads), path)
 
     # ---- where it comes from -------------------------------------------------------------------------------------
 
@@ -176,22 +173,9 @@ class Analysis:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write everything to a Zarr folder; `normlens.open` gives back the same, to the last bit."""
-        target = Path(path)
-        if target.exists() and not overwrite:
-            raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
-        if target.exists() and not (target / "zarr.json").exists():
-            raise InputError(f"only a saved analysis is replaced: {target} is something else; choose another path")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
-                staged = Path(folder) / "analysis"
-                _write(self, staged)
-                if target.exists():
-                    shutil.rmtree(target)
-                staged.rename(target)
-        except OSError as error:
-            raise InputError(f"the result must be writable: {target} is not ({error.strerror or error})") from error
-        return target
+        from normlens.storage import save_analysis
+
+        return save_analysis(self, path, overwrite=overwrite)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,11 +199,8 @@ class SiteAnalysis:
         """The mixing ratio of a map, (layer, query)."""
         if name not in MAPS:
             raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}: got {name!r}")
-        if self.kind == "cross" and name in ("attn_w", "attn_n"):
-            raise InputError(
-                f"a mixing ratio compares other positions with the position itself: in cross-attention {name} has no "
-                "self part; ask for attnres_w, attnres_n or attnresln_n"
-            )
+        if self.kind == "cross" and name not in WITH_RESIDUAL:
+            raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
@@ -288,37 +269,71 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
     return Analysis(sites, record)
 
 
-def open_analysis(path: str | Path) -> Analysis:
-    """The analysis that `save` wrote to this folder."""
-    folder = Path(path)
-    if not (folder / "zarr.json").exists():
-        raise InputError(f"a saved analysis is a Zarr folder: {folder} is none; check the path")
-    with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
-        tree = tree.load()
-    record = json.loads(tree.attrs.get("normlens", "{}"))
-    if record.get("format") != _FORMAT:
-        raise InputError(
-            f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?"
-        )
-    sites = {}
-    for kind, labels in record["tokens"].items():
-        node = tree[kind]
-        assert isinstance(node, xr.DataTree)
-        dataset = node.to_dataset(inherit=False)
-        sites[kind] = dataset.assign_coords(
-            {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
-        )
-    return Analysis(sites, record["provenance"])
+@dataclass
+class AnalysisBuilder:
+    """The arrays of one sequence as they arrive, one layer of one kind of site at a time."""
+
+    _layers: dict[str, dict[int, dict[str, np.ndarray]]] = field(default_factory=lambda: defaultdict(dict))
+
+    def update(self, result: SiteResult, row: int) -> None:
+        """Take one row of a batch, without its padding: by word where words were measured, else by token."""
+        proof = result.proof[row]
+        if result.words:
+            found: SiteResult | SiteValues = result.words[row]
+            row, queries, keys = 0, None, None
+        else:
+            found, queries, keys = result, result.query_mask[row], result.key_mask[row]
+        arrays = {
+            name: _array(value[row], queries if "query" in MEASURES[name].axes else None, keys)
+            for name, value in found.values.items()
+        }
+        for prefix, numbers in ((MIXING, found.mixing), (RESIDUAL, found.residual)):
+            arrays |= {prefix + name: _array(value[row], None, queries) for name, value in numbers.items()}
+        arrays[PROOF] = np.asarray(float(proof))
+        self._layers[result.kind][result.layer] = arrays
+
+    def result(self, labels: Mapping[str, tuple[Sequence[str], Sequence[str]]], record: Mapping[str, Any]) -> Analysis:
+        """The analysis; `labels` are the query and key tokens of each kind of site."""
+        return Analysis({kind: _dataset(layers, *labels[kind]) for kind, layers in self._layers.items()}, record)
 
 
-def _write(analysis: Analysis, folder: Path) -> None:
-    # Token strings stand in the record, not in arrays: Zarr has no settled type for strings of any length.
-    labels = {
-        kind: {axis: dataset[f"{axis}_token"].values.tolist() for axis in ("query", "key")}
-        for kind, dataset in analysis.sites.items()
+def _dataset(
+    layers: Mapping[int, Mapping[str, np.ndarray]], query_tokens: Sequence[str], key_tokens: Sequence[str]
+) -> xr.Dataset:
+    numbers = sorted(layers)
+    variables = {}
+    for name in layers[numbers[0]]:
+        axes = MEASURES[name].axes if name in MEASURES else ("layer",) if name == PROOF else ("layer", "query")
+        arrays = [layers[number][name] for number in numbers]
+        if "head" in axes and len({len(array) for array in arrays}) > 1:
+            arrays = _same_heads(arrays)
+        variables[name] = (axes, np.stack(arrays))
+    heads = max((array.shape[1] for axes, array in variables.values() if "head" in axes), default=0)
+    coordinates: dict[str, object] = {
+        "layer": numbers,
+        "query": np.arange(len(query_tokens)),
+        "key": np.arange(len(key_tokens)),
+        "query_token": ("query", np.array(query_tokens, dtype=object)),
+        "key_token": ("key", np.array(key_tokens, dtype=object)),
     }
-    record = {"format": _FORMAT, "provenance": dict(analysis.provenance), "tokens": labels}
-    plain = {kind: dataset.drop_vars(["query_token", "key_token"]) for kind, dataset in analysis.sites.items()}
-    tree = xr.DataTree.from_dict({f"/{kind}": dataset for kind, dataset in plain.items()})
-    tree.attrs["normlens"] = json.dumps(record, ensure_ascii=False)
-    tree.to_zarr(folder, mode="w-", consolidated=False, zarr_format=3)
+    if heads:
+        coordinates["head"] = np.arange(1, heads + 1)
+    return xr.Dataset(variables, coords=coordinates)
+
+
+def _same_heads(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Layers may differ in their number of heads: the missing ones are not a number."""
+    most = max(array.shape[0] for array in arrays)
+    return [
+        np.pad(array, [(0, most - array.shape[0])] + [(0, 0)] * (array.ndim - 1), constant_values=np.nan)
+        for array in arrays
+    ]
+
+
+def _array(value: Tensor, queries: Tensor | None, keys: Tensor | None) -> np.ndarray:
+    """The real positions of one row: `queries` on the last axis but one, `keys` on the last."""
+    if queries is not None:
+        value = value[..., queries.to(value.device), :]
+    if keys is not None:
+        value = value[..., keys.to(value.device)]
+    return value.detach().cpu().contiguous().numpy()

@@ -1,247 +1,367 @@
-"""One forward pass through the attention interface; each site is handed over as it ends, then let go.
+"""One forward pass through the attention interface; each site is measured and proved as it ends, handed over, let go.
 
 Nothing is kept once it was handed over, so memory does not grow with the depth of the model.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, Place, Site
-from normlens.anatomy.examine import run_arguments
-from normlens.anatomy.follow import Product
-from normlens.anatomy.interface import AttentionCall, answering, evaluating
-from normlens.anatomy.textbook import textbook_inputs
-from normlens.anatomy.trace import call_arguments, tensor_at
-from normlens.anatomy.watch import Watcher
-from normlens.decompose.attend import WHOLE_NUMBERS, attend, attend_diagonal
-from normlens.decompose.block import BlockTensors
-from normlens.decompose.gated import factors, gated_pairs
-from normlens.decompose.heads import repeat_values
-from normlens.decompose.pairs import Needs, Pairs, PairWork
-from normlens.decompose.steps import Shifting, Step
-from normlens.decompose.workspace import Workspace
-from normlens.errors import AnatomyError
-from normlens.prepared import Prepared, WeightCache
-
-#: Chooses the pairs of one site that the proof will rebuild, from the numbers of queries and keys.
-Sampler = Callable[[Site, int, int, int], Int[Tensor, "pair 3"]]
+from normlens.anatomy.description import Anatomy, Gate, Kind, Place, Site
+from normlens.anatomy.follow import AttentionProduct
+from normlens.anatomy.interface import AttentionCall, answering, autocast_dtype, run_arguments, without_autocast
+from normlens.anatomy.operations import tensors_in
+from normlens.anatomy.watch import InsideReader
+from normlens.anatomy.weights import SiteWeights, WeightCache
+from normlens.decompose.attention import WHOLE_NUMBERS, Scratch, attend, attend_diagonal
+from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.gates import factors, gated_pairs
+from normlens.decompose.grams import repeat_values
+from normlens.decompose.pairs import PairCollector, PairResults
+from normlens.decompose.steps import Shift, Step, linear
+from normlens.errors import AnatomyError, InputError
+from normlens.inputs import fresh, rows_of
+from normlens.measures import SiteValues, measure
+from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values, prove_weights
+from normlens.request import Request
+from normlens.word_level import measure_words
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is wanted of a run."""
+class SiteResult:
+    """The numbers of one site for a whole batch, padding included; the masks say which positions are real.
 
-    sites: Collection[Site]
-    needs: Needs
-    dtype: torch.dtype
-    sampler: Sampler
+    `values` holds the measures, batch first: `alpha` is (batch, head, query, key), `f_norm` (batch, head, key),
+    `x_norm` (batch, key), a map (batch, query, key). `mixing` and `residual` are (batch, query).
+    """
+
+    kind: Kind
+    layer: int
+    values: dict[str, Tensor]
+    mixing: dict[str, Float[Tensor, "batch query"]]
+    residual: dict[str, Float[Tensor, "batch query"]]
+    query_mask: Bool[Tensor, "batch query"]
+    key_mask: Bool[Tensor, "batch key"]
+    proof: Float[Tensor, " batch"]
+    words: tuple[SiteValues, ...] = ()  # one sequence each, by word, where that was asked for
 
 
-class _Pending:
-    """What has been seen of a site so far."""
+#: Takes a finished site; its block is good only while the call lasts.
+Take = Callable[[SiteResult, Block], None]
+#: By kind of site, for each row of a batch: the words of its queries and of its keys.
+RowWords = Mapping[Kind, Sequence[tuple[Tensor, Tensor]]]
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.pairs: Pairs | None = None
-        self.values: Tensor | None = None
-        self.attended: tuple[Tensor, Tensor] | None = None  # weights and output, where the pairs must wait for a gate
-        self.gate: Tensor | None = None
-        self.tensors: dict[Place, Tensor] = {}
-        gates = (step.place for step in site.inner if isinstance(step, Gate))
-        perhaps = (place for place in (site.residual, site.normalized) if place is not None)
-        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *perhaps))
+
+@dataclass(frozen=True)
+class Positions:
+    """Which positions of a batch are real (None: all are), and which word each belongs to, where that matters."""
+
+    source: Bool[Tensor, "batch position"] | None
+    target: Bool[Tensor, "batch position"] | None
+    looked_at: Bool[Tensor, "batch position"] | None  # by cross-attention
+    two_sided: bool
+    words: RowWords | None = None
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], two_sided: bool, words: RowWords | None = None) -> Positions:
+        """Read the padding masks of a model's inputs."""
+        masks = (inputs.get(name) for name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"))
+        # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.
+        source, target, states = (m.bool().cpu() if isinstance(m, Tensor) and m.ndim == 2 else None for m in masks)
+        # A decoder that is handed states of a source has their mask under a name of its own.
+        return cls(source, target, source if two_sided else states, two_sided, words)
+
+    @property
+    def last(self) -> Tensor | None:
+        """The real positions of the model's output."""
+        return self.target if self.two_sided else self.source
+
+    def masks(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+        """The real positions on the query and on the key axis of a site."""
+        if site.kind != "cross" and queries != keys:
+            raise InputError(
+                f"a pass is analysed as a whole, each position a query and a key: {site} has {queries} queries and {keys} "
+                "keys (are there states of an earlier pass among the inputs?); pass the whole sequence and leave them out"
+            )
+        by_query = self.target if self.two_sided and site.kind != "encoder" else self.source
+        by_key = self.looked_at if site.kind == "cross" else by_query
+        found = []
+        for axis, mask, length in (("query", by_query, queries), ("key", by_key, keys)):
+            if mask is not None and tuple(mask.shape) != (batch, length) and not bool(mask.all()):
+                raise InputError(
+                    f"the padding mask must match the {axis} positions: it has shape {tuple(mask.shape)}, {site} has "
+                    f"{(batch, length)}; analyse these inputs one by one, without padding"
+                )
+            fits = mask is not None and tuple(mask.shape) == (batch, length)
+            found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
+        return found[0], found[1]
 
 
 def capture(
     model: nn.Module,
     anatomy: Anatomy,
     inputs: Mapping[str, Any],
-    handle: Callable[[Site, BlockTensors], None],
     request: Request,
+    positions: Positions,
     weights: WeightCache,
+    rounding: torch.dtype,
+    take: Take,
 ) -> Any:
-    """Run the model once and hand each wanted site to `handle`; returns the model's output."""
+    """Run the model once; each wanted site is measured, proved and given to `take`. Returns the model's output.
+
+    `rounding` is the coarsest dtype that anything was computed in: it decides what the proof allows.
+    """
+    strangers = {id(site) for site in request.sites} - {id(site) for site in anatomy.sites}
+    if strangers:
+        raise AnatomyError(
+            f"sites must be those of the model as it is: {len(strangers)} of {len(request.sites)} were read before "
+            f"{anatomy.family!r} changed, or on other inputs; make the request again"
+        )
     # Before any hook is set: some projections are asked what they do to unit vectors.
-    prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
-    run = _Run(anatomy, handle, request, prepared, _batch_size(inputs))
-    with evaluating(model), answering(model, run.attention), ExitStack() as hooks:
-        run.watch(model, hooks)
-        output = model(**run_arguments(model, inputs))
-    run.finish()
+    with without_autocast(model):
+        prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
+    run = _Pass(model, anatomy, request, positions, prepared, rounding, take, inputs)
+    with answering(model, run.attention), ExitStack() as hooks:
+        run.set_hooks(model, hooks)
+        output = model(**run_arguments(model, fresh(dict(inputs))))
+    for pending in run.pending.values():
+        missing = sorted(str(place) for place in pending.places if place not in pending.tensors)
+        raise AnatomyError(
+            f"every site must be seen in every run: {pending.site} of {anatomy.family!r} was not "
+            f"(missing: {'; '.join(missing) or 'its attention'})"
+        )
     return output
 
 
-class _Run:
+@contextmanager
+def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Tensor]]]:
+    """What the modules around all sites give inside the block, the model itself first; each a list over its calls.
+
+    A wrapper need not call the model as a whole: what it must call is some module with all attention in it.
+    """
+    modules, path = [model], ""
+    for names in zip(*(site.path.split(".")[:-1] for site in anatomy.sites), strict=False):
+        if len(set(names)) > 1:
+            break
+        path = f"{path}.{names[0]}" if path else names[0]
+        modules.append(model.get_submodule(path))
+    given: list[list[Tensor]] = [[] for _ in modules]
+    thread = threading.get_ident()
+
+    def note(n: int, output: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        structure = dict(output.items()) if hasattr(output, "items") else output
+        given[n] += [tensor for _, tensor in tensors_in(structure) if tensor.is_floating_point()][:1]
+
+    with ExitStack() as hooks:
+        for n, module in enumerate(modules):
+            handle = module.register_forward_hook(lambda module, args, output, n=n: note(n, output))
+            hooks.callback(handle.remove)
+        yield given
+
+
+class _Pending:
+    """What has been seen of a site so far."""
+
+    def __init__(self, site: Site, weights: SiteWeights) -> None:
+        self.site = site
+        self.weights = weights
+        self.values: Tensor | None = None
+        self.pairs: PairResults | None = None
+        self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait for a gate
+        self.heads: Tensor | None = None
+        self.gate: Tensor | None = None
+        self.tensors: dict[Place, Tensor] = {}
+        gates = (step.place for step in site.inner if isinstance(step, Gate))
+        perhaps = (place for place in (site.residual, site.normalized) if place is not None)
+        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *perhaps))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all has been seen."""
+        return self.values is not None and len(self.tensors) == len(self.places)
+
+
+class _Pass:
     """The state of one forward pass: which sites are open and what each still waits for."""
 
     def __init__(
         self,
+        model: nn.Module,
         anatomy: Anatomy,
-        handle: Callable[[Site, BlockTensors], None],
         request: Request,
-        prepared: Mapping[int, Prepared],
-        batch: int,
+        positions: Positions,
+        prepared: Mapping[int, SiteWeights],
+        rounding: torch.dtype,
+        take: Take,
+        inputs: Mapping[str, Any],
     ) -> None:
-        self._anatomy = anatomy
-        self._handle = handle
-        self._request = request
-        self._prepared = prepared  # by the identity of the site
-        self._space = Workspace()
-        chosen = {id(site) for site in request.sites}
-        self._pending = {i: _Pending(site) for i, site in enumerate(anatomy.sites) if id(site) in chosen}
+        self._anatomy, self._request, self._positions = anatomy, request, positions
+        self._rounding, self._take = rounding, take
+        self._pair_request = (request.pairs, replace(request.pairs, own=False))  # cross-attention has no own part
+        self._scratch = Scratch()
+        self._autocast = autocast_dtype(model) is not None
+        self._in_full = partial(without_autocast, model)
+        self._thread = threading.get_ident()
+        self.pending = {
+            n: _Pending(site, prepared[id(site)]) for n, site in enumerate(anatomy.sites) if id(site) in prepared
+        }
         self._attentions = 0
+        self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
-        self._inside: dict[Place, list[int]] = defaultdict(list)
-        for i, pending in self._pending.items():
+        self._masks: dict[tuple[Kind, int, int, int], tuple[Tensor, Tensor]] = {}
+        inside: dict[Place, list[int]] = defaultdict(list)
+        for n, pending in self.pending.items():
             for place in pending.places:
                 if place.operation is None:
-                    self._readers[(place.module, place.side, place.occurrence)].append((i, place))
+                    self._readers[place.module, place.side, place.occurrence].append((n, place))
                 else:
-                    self._inside[place].append(i)
-        self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
-        self._own = {site.attention for site in anatomy.sites if site.followed}
-        self._watcher = Watcher(self._inside, self._own, batch)
+                    inside[place].append(n)
+        self._inside = inside
+        self._own_code = {site.attention for site in anatomy.sites if site.followed}
+        needed = bool(inside) or bool(self._own_code)
+        self._reader = InsideReader(inside, self._own_code, rows_of(inputs)) if needed else None
 
-    # ---- what passes a module's boundary -------------------------------------------------------------------------
+    # ---- what the hooks see --------------------------------------------------------------------------------------
 
-    def watch(self, model: nn.Module, hooks: ExitStack) -> None:
+    def set_hooks(self, model: nn.Module, hooks: ExitStack) -> None:
         """Hook the modules at whose boundary, or inside whose calls, something is read."""
-        if self._watcher.needed:
-            self._watcher.watch(model, hooks, self._seen, self._followed)
+        if self._reader is not None:
+            self._reader.watch(model, hooks, self._seen, self._followed)
         for module, side in {(module, side) for module, side, _ in self._readers}:
+            read = partial(self._read, side)
             if side == "input":
-                handle = module.register_forward_pre_hook(self._before, with_kwargs=True)
+                handle = module.register_forward_pre_hook(read, with_kwargs=True)
             else:
-                handle = module.register_forward_hook(self._after)
+                handle = module.register_forward_hook(read)
             hooks.callback(handle.remove)
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._read(module, "input", call_arguments(args, kwargs))
-
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._read(module, "output", output)
-
-    def _read(self, module: nn.Module, side: str, structure: Any) -> None:
+    def _read(self, side: str, module: nn.Module, args: Any, last: Any) -> None:
+        """One call of a module: `last` are its keyword arguments before it runs, and what it gave afterwards."""
+        if threading.get_ident() != self._thread:  # somebody else's call of the same model
+            return
+        structure = {"args": args, "kwargs": last} if side == "input" else last
         occurrence = self._calls[module, side]
         self._calls[module, side] += 1
-        for i, place in self._readers.get((module, side, occurrence), ()):
-            tensor = tensor_at(structure, place.key)
-            if tensor is None:
+        for n, place in self._readers.get((module, side, occurrence), ()):
+            tensor = structure
+            try:
+                for key in place.key:
+                    tensor = tensor[key]
+            except (KeyError, IndexError, TypeError):
+                tensor = None
+            if not isinstance(tensor, Tensor):
                 raise AnatomyError(f"a tensor is read at the {place}: nothing stood there in this run")
-            self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
-            self._complete(i)
+            self._note(n, place, tensor)
 
     def _seen(self, place: Place, tensor: Tensor) -> None:
-        for i in self._inside[place]:
-            if i in self._pending:
-                self._pending[i].tensors[place] = tensor.clone() if place.changes else tensor
-                self._complete(i)
+        for n in self._inside[place]:
+            if n in self.pending:
+                self._note(n, place, tensor)
+
+    def _note(self, n: int, place: Place, tensor: Tensor) -> None:
+        self.pending[n].tensors[place] = tensor.clone() if place.changes else tensor
+        if self.pending[n].complete:
+            self._finish(n)
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
-    def _next(self, module: nn.Module) -> int:
-        """The number of the attention that runs now; they come in the order in which the anatomy lists them."""
-        i = self._attentions
-        self._attentions += 1
-        sites = self._anatomy.sites
-        if i >= len(sites) or module is not sites[i].attention:
-            raise AnatomyError(
-                f"every run must call attention in the order that was read: call {i + 1} of {self._anatomy.family!r} "
-                f"came from {type(module).__name__} instead of {sites[i].path if i < len(sites) else 'nothing'}"
-            )
-        return i
-
     def attention(self, call: AttentionCall) -> Tensor:
         """Answer one attention that came through the interface."""
-        if call.module in self._own:  # what its function does to its output is followed from inside
+        if call.module in self._own_code:  # what its function does to its output is followed from inside
             return call.eager()[0]
-        i = self._next(call.module)
-        with self._watcher.paused():
-            if i not in self._pending:
-                return self._unwatched(self._anatomy.sites[i], call)
-            pending = self._pending[i]
-            output = self._watched(pending, call)
-            self._complete(i)
-            return output
+        with nullcontext() if self._reader is None else self._reader.paused():
+            return self._answer(self._next(call.module), call)
 
-    def _followed(self, module: nn.Module, product: Product) -> None:
-        """One attention in the family's own code has run."""
-        i = self._next(module)
-        if i in self._pending:
-            with self._watcher.paused():
-                site = self._pending[i].site
-                shared = product.values[:, :: site.heads // site.kv_heads]  # heads of a group have the same
-                self._attended(self._pending[i], product.alpha, shared, product.heads)
-                self._complete(i)
+    def _next(self, module: nn.Module) -> int:
+        """The number of the attention that runs now; they come in the order in which the anatomy lists them."""
+        n, sites = self._attentions, self._anatomy.sites
+        self._attentions += 1
+        if n >= len(sites) or module is not sites[n].attention:
+            raise AnatomyError(
+                f"every run must call attention in the order that was read: call {n + 1} of {self._anatomy.family!r} "
+                f"came from {type(module).__name__} instead of {sites[n].path if n < len(sites) else 'nothing'}"
+            )
+        return n
 
-    def _unwatched(self, site: Site, call: AttentionCall) -> Tensor:
-        inputs = textbook_inputs(call) if site.textbook else None
-        return call.eager()[0] if inputs is None else attend(inputs, space=self._space)
-
-    def _watched(self, pending: _Pending, call: AttentionCall) -> Tensor:
-        site = pending.site
-        inputs = textbook_inputs(call) if site.textbook and not site.inner else None
-        if inputs is None:
+    def _answer(self, n: int, call: AttentionCall) -> Tensor:
+        site, pending = self._anatomy.sites[n], self.pending.get(n)
+        inputs = call.standard() if site.standard and not self._autocast else None
+        if pending is None:
+            return call.eager()[0] if inputs is None else attend(inputs, scratch=self._scratch)
+        if inputs is None or site.inner:
             output, alpha = call.eager()
-            self._attended(pending, alpha, call.value, output)
-            return output
-        pending.values = call.value.to(self._request.dtype)
-        work = self._work(site, pending.values, call.query.shape[2])
-        found = attend_diagonal(inputs, self._space) if not self._request.needs.maps and _long(call) else None
-        if found is not None:
-            output, diagonal = found
-            work.take_diagonal(diagonal)
+            with self._in_full():
+                self._keep(pending, alpha, call.value, output)
         else:
-            output = attend(inputs, work.feed, self._space)
-        pending.pairs = work.result(output)
+            pending.values = call.value.to(self._request.dtype)
+            collector = self._collector(pending, call.query.shape[2])
+            long = call.query.shape[:3].numel() * call.key.shape[2] > WHOLE_NUMBERS
+            found = attend_diagonal(inputs, self._scratch) if long and not self._request.pairs.maps else None
+            if found is None:
+                output = attend(inputs, collector.feed, self._scratch)
+            else:
+                output, diagonal = found
+                collector.take_diagonal(diagonal)
+            pending.pairs = collector.result(output)
+        if pending.complete:
+            self._finish(n)
         return output
 
-    def _attended(self, pending: _Pending, alpha: Tensor, values: Tensor, output: Tensor) -> None:
-        """Take the weights as a whole."""
-        pending.values = values.to(self._request.dtype)
-        pending.attended = alpha.to(self._request.dtype), output.to(self._request.dtype)
+    def _followed(self, module: nn.Module, product: AttentionProduct) -> None:
+        """One attention in the family's own code has run."""
+        n = self._next(module)
+        if n in self.pending and self._reader is not None:
+            with self._reader.paused(), self._in_full():
+                pending = self.pending[n]
+                shared = product.values[:, :: pending.site.heads // pending.site.kv_heads]  # a group has the same
+                self._keep(pending, product.alpha, shared, product.heads)
+                if pending.complete:
+                    self._finish(n)
+
+    def _keep(self, pending: _Pending, alpha: Tensor, values: Tensor, output: Tensor) -> None:
+        """Take weights as a whole; where something multiplies the heads' outputs, they wait until it is known."""
+        dtype = self._request.dtype
+        pending.values, pending.alpha, pending.heads = values.to(dtype), alpha.to(dtype), output.to(dtype)
         if not pending.site.inner:
             self._take_pairs(pending)
 
     def _take_pairs(self, pending: _Pending) -> None:
         """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
-        assert pending.attended is not None and pending.values is not None
-        site, values = pending.site, pending.values
-        (alpha, output), pending.attended = pending.attended, None
-        by_head = repeat_values(values, alpha.shape[1])
-        if site.inner:
-            found = factors(output, self._inner(pending))
-            alpha, pending.gate = alpha * found.by_query_and_head.transpose(1, 2), found.gate
-        if pending.gate is not None:
-            prepared = self._prepared[id(site)]
-            samples = self._request.sampler(site, alpha.shape[0], alpha.shape[2], alpha.shape[3])
+        alpha, heads, values = pending.alpha, pending.heads, pending.values
+        assert alpha is not None and heads is not None and values is not None
+        pending.alpha = pending.heads = None
+        query_mask, _ = self._masks_of(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
+        prove_weights(alpha, query_mask, self._subject(pending.site))
+        by_head, factor = repeat_values(values, alpha.shape[1]), None
+        if pending.site.inner:
+            found = factors(heads, self._inner_steps(pending))
+            factor, pending.gate = found.by_query_and_head.transpose(1, 2), found.gate
+        if factor is not None and pending.gate is not None:
+            request, samples = self._pair_request[pending.site.kind == "cross"], self._samples(pending, alpha.shape[2])
             pending.pairs = gated_pairs(
-                alpha, by_head, prepared.projections, pending.gate, self._request.needs, samples
+                alpha, factor, by_head, pending.weights.weight, pending.weights.steps, pending.gate, request, samples
             )
             return
-        work = self._work(site, values, alpha.shape[2])
-        work.feed(alpha, 0)
+        collector = self._collector(pending, alpha.shape[2], factor)
+        collector.feed(alpha, 0)
         # The family's own function may do more than it says: the sum is rebuilt from the weights that it showed.
-        pending.pairs = work.result((alpha @ by_head).transpose(1, 2))
+        pending.pairs = collector.result(((alpha if factor is None else alpha * factor) @ by_head).transpose(1, 2))
 
-    def _work(self, site: Site, values: Tensor, queries: int) -> PairWork:
-        samples = self._request.sampler(site, values.shape[0], queries, values.shape[2])
-        return PairWork(
-            values, queries, self._prepared[id(site)].projections, self._request.needs, samples, self._space
-        )
-
-    def _inner(self, pending: _Pending) -> list[Step | Tensor]:
+    def _inner_steps(self, pending: _Pending) -> list[Step | Tensor]:
         steps: list[Step | Tensor] = []
-        for described, step in zip(pending.site.inner, self._prepared[id(pending.site)].inner, strict=True):
+        for described, step in zip(pending.site.inner, pending.weights.inner, strict=True):
             if isinstance(described, Gate):
                 gate = pending.tensors[described.place].to(self._request.dtype)
                 steps.append(gate.transpose(-3, -2) if described.heads_first else gate)
@@ -249,65 +369,111 @@ class _Run:
                 steps.append(step)
         return steps
 
-    # ---- handing over --------------------------------------------------------------------------------------------
+    def _collector(self, pending: _Pending, queries: int, factor: Tensor | None = None) -> PairCollector:
+        assert pending.values is not None
+        return PairCollector(
+            pending.values,
+            queries,
+            pending.weights.weight,
+            pending.weights.steps,
+            self._pair_request[pending.site.kind == "cross"],
+            self._samples(pending, queries),
+            factor,
+            self._scratch,
+        )
 
-    def _complete(self, i: int) -> None:
-        pending = self._pending[i]
-        if pending.values is None or len(pending.tensors) < len(pending.places):
-            return
+    def _subject(self, site: Site) -> Subject:
+        return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, self._rounding)
+
+    def _samples(self, pending: _Pending, queries: int) -> Tensor:
+        """The pairs of this site that the proof will rebuild."""
+        assert pending.values is not None
+        masks = self._masks_of(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
+        return pick_pairs(*masks, diagonal=pending.site.kind != "cross", seed=pending.site.layer)
+
+    def _masks_of(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+        shape = (site.kind, batch, queries, keys)
+        if shape not in self._masks:
+            self._masks[shape] = self._positions.masks(site, batch, queries, keys)
+        return self._masks[shape]
+
+    # ---- a finished site -----------------------------------------------------------------------------------------
+
+    def _finish(self, n: int) -> None:
+        """Measure a site, prove it, hand it over and forget it."""
+        # A site may end inside of a call that is watched: what is computed here is not the model's.
+        with nullcontext() if self._reader is None else self._reader.paused(), self._in_full():
+            self._measure(self.pending.pop(n))
+
+    def _measure(self, pending: _Pending) -> None:
         if pending.pairs is None:
             self._take_pairs(pending)
-        del self._pending[i]
-        self._handle(pending.site, self._block(pending))
+        site, request = pending.site, self._request
+        tensors = block_tensors(pending, request.dtype)
+        block = Block(tensors)
+        query_mask, key_mask = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
+        subject = self._subject(site)
+        error = prove_sums(block, query_mask, subject)
+        prove_values(block, key_mask, subject)
+        found = measure(block, request.measures, request.mixing)
+        prove_parts(block, found.values, subject)
+        words: tuple[SiteValues, ...] = ()
+        if request.words is not None and self._positions.words is not None:
+            words = tuple(
+                measure_words(
+                    block,
+                    row,
+                    (query_mask[row], key_mask[row]),
+                    groups,
+                    request.measures,
+                    request.mixing,
+                    request.words,
+                )
+                for row, groups in enumerate(self._positions.words[site.kind])
+            )
+        self._take(
+            SiteResult(
+                site.kind, site.layer, found.values, found.mixing, found.residual, query_mask, key_mask, error, words
+            ),
+            block,
+        )
 
-    def _block(self, pending: _Pending) -> BlockTensors:
-        site, prepared = pending.site, self._prepared[id(pending.site)]
-        assert pending.pairs is not None and pending.values is not None
-        seen = {
-            place: _by_position(place, tensor.to(self._request.dtype), pending.values.shape[0])
-            for place, tensor in pending.tensors.items()
-        }
-        others = [seen[place] for place in site.others]
-        residual = torch.zeros_like(seen[site.projected]) if site.residual is None else seen[site.residual]
+
+def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
+    """What was seen of a site, as the mathematics wants it."""
+    site, weights = pending.site, pending.weights
+    assert pending.pairs is not None and pending.values is not None
+    batch = pending.values.shape[0]
+    seen = {place: _by_position(place, tensor.to(dtype), batch) for place, tensor in pending.tensors.items()}
+    others = [seen[place] for place in site.others]
+    residual = torch.zeros_like(seen[site.projected]) if site.residual is None else seen[site.residual]
+    if weights.residual:
         shift: Tensor | None = None  # a bias on the residual belongs to no input
-        for step in prepared.residual:
-            residual = step.linear(residual)
-            shift = None if shift is None else step.linear(shift)
-            if isinstance(step, Shifting):
+        for step in weights.residual:
+            residual = linear((step,), residual)
+            shift = None if shift is None else linear((step,), shift)
+            if isinstance(step, Shift):
                 shift = step.vector if shift is None else shift + step.vector
         if shift is not None:
             others.append(shift.expand_as(residual))
-        return BlockTensors(
-            pairs=pending.pairs,
-            values=pending.values,
-            projections=prepared.projections,
-            bias=prepared.bias,
-            projected=seen[site.projected],
-            branch=prepared.branch,
-            residual=residual,
-            others=sum(others[1:], others[0]) if others else None,
-            total=seen[site.total],
-            norm=prepared.norm,
-            normalized=None if site.normalized is None else seen[site.normalized],
-            x=seen[site.x],
-            self_attends=site.kind != "cross",
-            gate=pending.gate,
-            output_sketch=prepared.output_sketch,
-            value_sketch=prepared.value_sketch,
-        )
-
-    def finish(self) -> None:
-        """Every wanted site must have been handed over."""
-        for pending in self._pending.values():
-            missing = sorted(str(place) for place in pending.places if place not in pending.tensors)
-            raise AnatomyError(
-                f"every site must be seen in every run: {pending.site} of {self._anatomy.family!r} was not "
-                f"(missing: {'; '.join(missing) or 'its attention'})"
-            )
-
-
-def _batch_size(inputs: Mapping[str, Any]) -> int:
-    return next((int(value.shape[0]) for value in inputs.values() if isinstance(value, Tensor) and value.ndim), 1)
+    return BlockTensors(
+        pairs=pending.pairs,
+        values=pending.values,
+        weight=weights.weight,
+        bias=weights.bias,
+        projected=seen[site.projected],
+        branch=weights.branch,
+        residual=residual,
+        others=sum(others[1:], others[0]) if others else None,
+        total=seen[site.total],
+        norm=weights.norm,
+        normalized=None if site.normalized is None else seen[site.normalized],
+        x=seen[site.x],
+        self_attends=site.kind != "cross",
+        gate=pending.gate,
+        output_check=weights.output_check,
+        value_check=weights.value_check,
+    )
 
 
 def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
@@ -315,8 +481,3 @@ def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
     if place.sequence_first:
         return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)
     return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])
-
-
-def _long(call: AttentionCall) -> bool:
-    """Whether the weights would not fit in one block."""
-    return call.query.shape[0] * call.query.shape[1] * call.query.shape[2] * call.key.shape[2] > WHOLE_NUMBERS

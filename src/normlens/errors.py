@@ -9,6 +9,10 @@ from __future__ import annotations
 class NormlensError(Exception):
     """The base of every error that normlens raises on purpose; the shell shows it as one sentence with exit code 2."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence, not a page of frames that are not the user's."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class InputError(NormlensError):
     """The caller asked for something that cannot be: an empty text, an unknown measure, a missing target."""

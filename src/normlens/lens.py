@@ -2,45 +2,93 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
-import xarray as xr
 from torch import Tensor, nn
 
-from normlens.analysis import Analysis
-from normlens.anatomy.description import Anatomy, Kind, Site
-from normlens.anatomy.examine import backbone, examine, family_of, is_encoder_decoder, run_arguments
-from normlens.anatomy.interface import all_modules, evaluating
-from normlens.anatomy.trace import tensors_in
-from normlens.capture import Request, capture
-from normlens.collect import RowCollector
-from normlens.decompose.affine import Variant
-from normlens.decompose.block import Block, BlockTensors
-from normlens.decompose.words import WordMode
-from normlens.encoding import Encoded, Encoder, Text, Tokens, collate
-from normlens.errors import InputError
-from normlens.loading import EMBEDDED_NAME, check_model, default_model, load_pretrained
-from normlens.memory import check_fits
-from normlens.observe import Observer, Positions, SiteResult, merge_words
-from normlens.prepared import WeightCache
+from normlens.analysis import Analysis, AnalysisBuilder
+from normlens.anatomy.description import Anatomy, Kind
+from normlens.anatomy.examine import (
+    Deciding,
+    backbone,
+    deciding,
+    examine,
+    family_of,
+    is_encoder_decoder,
+    reading_inputs,
+)
+from normlens.anatomy.interface import autocast_dtype, evaluating, is_streaming, one_pass_at_a_time, run_arguments
+from normlens.anatomy.weights import ModelState, StateReader, WeightCache
+from normlens.capture import Positions, RowWords, SiteResult, Take, capture, outputs_around
+from normlens.decompose.singular_values import Variant
+from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
+from normlens.inputs import checked_inputs, failed_on, fresh, rows_of
+from normlens.loading import EMBEDDED_NAME, LoadOptions, check_model, default_model, load_pretrained
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
-from normlens.settings import Precision, Settings
-from normlens.streaming import pulled
-from normlens.weights import expansion_rates, singular_value_table
+from normlens.request import Precision, Request, check_fits
+from normlens.streaming import iterate
+from normlens.text.encoding import EncodedText, Text, TextEncoder, longest_input, pad_batch, padding_id
+from normlens.text.tokens import Tokens
+from normlens.word_level import WordMode
 
 if TYPE_CHECKING:
-    from normlens.corpus.result import CorpusResult
+    import xarray as xr
 
-Item = TypeVar("Item")
+    from normlens.attribution.api import AttentionRule
+    from normlens.attribution.questions import Output
+    from normlens.corpus.reading.reader import Covariate, OnError
+    from normlens.corpus.reading.token_attributes import CategoryRule
+    from normlens.corpus.running.result import CorpusResult
+    from normlens.corpus.running.run import Progress
+    from normlens.explanation import Explanation
+
+Found = TypeVar("Found")
 
 
-def load(name: str | Path | None = None, *, dtype: torch.dtype | str | None = None, **options: Any) -> Lens:
+class AnalyzeOptions(TypedDict, total=False):
+    """What `Lens.analyze` takes by name; see there."""
+
+    measures: Sequence[str] | None
+    mixing: Sequence[str] | None
+    layers: Sequence[int] | None
+    words: WordMode | None
+    precision: Precision
+    generate: bool
+    truncate: bool
+    batch_size: int
+    progress: Callable[[int, int], None] | None
+
+
+class ExplainOptions(TypedDict, total=False):
+    """What `Lens.explain` takes by name; see there."""
+
+    output: Output | Sequence[Output]
+    against: Output | Sequence[Output]
+    position: int | Sequence[int] | None
+    direction: Any
+    attention: AttentionRule
+    parts: Sequence[str] | None
+    edges_top: int | None
+    generate: bool
+    pretokenized: bool
+    truncate: bool
+    batch_size: int
+    progress: Callable[[int, int], None] | None
+
+
+def load(
+    name: str | Path | None = None, *, dtype: torch.dtype | str | None = None, **options: Unpack[LoadOptions]
+) -> Lens:
     """A lens on a model by hub name or folder; without a name, on the embedded default model.
+
+    Options (`revision`, `subfolder`, `gguf_file`, `device_map`, …) go to transformers' `from_pretrained`.
 
     >>> import normlens
     >>> lens = normlens.load()
@@ -55,67 +103,150 @@ class Lens:
     """A model seen through norm-based analysis.
 
     The model is used as it is: its attention implementation, its training mode and its weights are left as they were.
+    One pass at a time runs through a model; other threads wait.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any = None, *, name: str | None = None) -> None:
         check_model(model)
         self.model = model
         self.tokenizer = tokenizer
+        self.family = family_of(model)  #: the model's type, as its configuration names it
         self._name = name
         self._body = backbone(model)
         self._two_sided = is_encoder_decoder(model)
-        self._anatomy: Anatomy | None = None
-        self._read_from: tuple[int, ...] = ()  # the parameters that the anatomy refers to
-        self._hashed: tuple[tuple[tuple[int, int], ...], dict[str, Any]] | None = None
+        self._reader = StateReader(model, self._body)
+        self._state: ModelState | None = None
+        # What is known of the model, good for its present state alone.
+        self._anatomies: dict[Deciding, Anatomy] = {}  # by the inputs that change what runs
         self._weights = WeightCache()
-        self._verified: dict[bool, float] = {}  # padded or not -> difference of the outputs
+        self._described: dict[str, Any] | None = None
+        self._compared: dict[tuple[Any, ...], float] = {}  # kind of input -> difference of the outputs
+
+    def __repr__(self) -> str:
+        name = (
+            self._name or getattr(getattr(self.model, "config", None), "_name_or_path", "") or type(self.model).__name__
+        )
+        weight = next(self.model.parameters())
+        numbers = sum(p.numel() for p in self.model.parameters())
+        dtype = str(weight.dtype).removeprefix("torch.")
+        tokenizer = "" if self.tokenizer is not None else ", no tokenizer"
+        what = f"{self.family}, {numbers / 1e6:.1f}M parameters, {dtype}, {weight.device}{tokenizer}"
+        return f"<normlens.Lens on {name!r}: {what}>"
 
     # ---- what the model is ---------------------------------------------------------------------------------------
 
     @property
     def anatomy(self) -> Anatomy:
-        """The model's attention sites and what they are made of, read once (and anew when parameters were replaced)."""
-        if self._anatomy is None or self._replaced():
-            self._anatomy, self._read_from = examine(self._body), self._parameters()
-        return self._anatomy
+        """The model's attention sites and what they are made of, read once (and anew when parameters were replaced).
 
-    def _parameters(self) -> tuple[int, ...]:
-        return tuple(id(found) for module in all_modules(self._body) for found in module._parameters.values())
+        A module that is no transformers model is read when it is first analysed: nobody else knows what it takes.
+        """
+        self._refresh()
+        if self._anatomies and not hasattr(self._body, "config"):
+            return next(reversed(self._anatomies.values()))
+        return self._anatomy_for({})
 
-    def _replaced(self) -> bool:
-        """Whether the model holds other parameters than when it was read (`load_state_dict(assign=True)`, say)."""
-        return self._read_from != self._parameters()
+    def _refresh(self) -> None:
+        """Forget what does not hold any more, if the model has changed since the last pass."""
+        if is_streaming(self._body):  # inside of a pass a model is not itself
+            return
+        with one_pass_at_a_time(self._body):
+            before, self._state = self._state, self._reader.read()
+        if before is None or before == self._state:
+            return
+        if before.identities != self._state.identities:
+            self._forget()
+        elif (before.tensors, before.entries, before.adapters) != (
+            self._state.tensors,
+            self._state.entries,
+            self._state.adapters,
+        ):
+            self._weights.clear()
+            self._described = None
+
+    def _forget(self) -> None:
+        self._anatomies.clear()
+        self._weights.clear()
+        self._compared.clear()
+        self._described = None
+
+    def _anatomy_for(self, inputs: Mapping[str, Any]) -> Anatomy:
+        """The anatomy for these inputs: what runs may depend on which of them there are, not on their numbers."""
+        known = deciding(self._body, inputs)
+        if known not in self._anatomies:
+            with one_pass_at_a_time(self._body):
+                self._anatomies[known] = examine(self._body, reading_inputs(self._body, inputs))
+        return self._anatomies[known]
 
     @property
-    def family(self) -> str:
-        """The model's type, as its configuration names it."""
-        return family_of(self.model)
+    def identity(self) -> dict[str, Any]:
+        """What identifies the model in a record: name, class, family, revision, content hash, dtype."""
+        self._refresh()
+        if self._described is None:
+            self._described = describe_model(self.model, self._name, self.family)
+        return deepcopy(self._described)
 
     @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.model, self.tokenizer)
-
-    @property
-    def _identity(self) -> dict[str, Any]:
-        # Keyed by each parameter and its version: a model that is trained further is another model.
-        key = tuple((id(tensor), tensor._version) for tensor in (*self.model.parameters(), *self.model.buffers()))
-        if self._hashed is None or self._hashed[0] != key:
-            self._hashed = key, describe_model(self.model, self._name, self.family)
-        return dict(self._hashed[1])
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self._body.parameters()).device
+    def _encoder(self) -> TextEncoder:
+        return TextEncoder(self.model, self.tokenizer)
 
     def singular_values(self) -> xr.DataArray:
         """Singular values of each head's `f`, as an affine map (2020, Appendices A and B): (layer, head, rank)."""
+        from normlens.expansion import singular_value_table
+
         return singular_value_table(self.anatomy)
 
     def expansion_rate(self, variant: Variant = "code") -> xr.DataArray:
         """How much each layer's `f` stretches a vector (2021, Section 4.4): the authors' variant or the plain one."""
+        from normlens.expansion import expansion_rates
+
         return expansion_rates(self.anatomy, variant)
 
     # ---- texts ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def analyze(
+        self,
+        text: str,
+        pair: str | None = None,
+        target: str | None = None,
+        *,
+        pretokenized: Literal[False] = False,
+        **options: Unpack[AnalyzeOptions],
+    ) -> Analysis: ...
+
+    @overload
+    def analyze(
+        self,
+        text: list[str] | tuple[str, ...],
+        pair: list[str] | tuple[str, ...] | None = None,
+        target: list[str] | tuple[str, ...] | None = None,
+        *,
+        pretokenized: Literal[False] = False,
+        **options: Unpack[AnalyzeOptions],
+    ) -> list[Analysis]: ...
+
+    @overload
+    def analyze(
+        self,
+        text: list[str] | tuple[str, ...],
+        pair: list[str] | tuple[str, ...] | None = None,
+        target: list[str] | tuple[str, ...] | None = None,
+        *,
+        pretokenized: Literal[True],
+        **options: Unpack[AnalyzeOptions],
+    ) -> Analysis: ...
+
+    @overload
+    def analyze(
+        self,
+        text: list[list[str]] | tuple[list[str], ...],
+        pair: list[list[str]] | tuple[list[str], ...] | None = None,
+        target: list[list[str]] | tuple[list[str], ...] | None = None,
+        *,
+        pretokenized: Literal[True],
+        **options: Unpack[AnalyzeOptions],
+    ) -> list[Analysis]: ...
 
     def analyze(
         self,
@@ -133,47 +264,58 @@ class Lens:
         truncate: bool = False,
         batch_size: int = 8,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Any:
+    ) -> Analysis | list[Analysis]:
         """Analyse one text, or a list of texts.
 
         One text in, one `Analysis` out; a list in, a list out, in the same order. `pair` is a second segment, `target`
         what an encoder-decoder model is made to write; `generate=True` analyses what the model itself writes.
         With `pretokenized=True` a text is a list of words. `words` merges subwords to words.
         """
-        settings = Settings.of(
-            self.anatomy, measures=measures, mixing=mixing, layers=layers, words=words, precision=precision
-        )
-        single, texts = _as_list(text, pretokenized)
-        pairs = _matching(pair, len(texts), single, "pair")
-        targets = _matching(target, len(texts), single, "target")
-        encoded = [
-            self._encode(*item, generate=generate, truncate=truncate, pretokenized=pretokenized)
-            for item in zip(texts, pairs, targets, strict=True)
-        ]
-        check_fits(settings, [sequence.lengths for sequence in encoded])
-        found = self._analyze_encoded(encoded, settings, batch_size, progress)
-        return found[0] if single else found
+        if batch_size < 1:
+            raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
+        single, items = _as_lists(text, pair, target, pretokenized)
+        asked: dict[str, Any] = {
+            "measures": measures,
+            "mixing": mixing,
+            "layers": layers,
+            "words": words,
+            "precision": precision,
+        }
+        request = Request.of(self.anatomy, **asked)
+        encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
+        check_fits(request, [sequence.lengths for sequence in encoded])
+        found: dict[int, Analysis] = {}
+        order = sorted(range(len(encoded)), key=lambda i: encoded[i].length)
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            rows = [encoded[i] for i in chosen]
+            found.update(zip(chosen, self._analyze_rows(self._padded(rows), rows, asked), strict=True))
+            if progress is not None:
+                progress(min(start + batch_size, len(order)), len(order))
+        return found[0] if single else [found[i] for i in range(len(encoded))]
 
     def stream(
-        self, text: Text, pair: Text | None = None, target: Text | None = None, **options: Any
+        self,
+        text: Text,
+        pair: Text | None = None,
+        target: Text | None = None,
+        *,
+        measures: Sequence[str] | None = None,
+        mixing: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        sites: Sequence[str] | None = None,
+        precision: Precision = "float32",
+        truncate: bool = False,
     ) -> Iterator[SiteResult]:
         """Yield one site at a time, in the order in which the model runs them; nothing is kept in between."""
-        encoded = self._encode(
-            text, pair, target, generate=False, truncate=options.pop("truncate", False), pretokenized=False
+        encoded = self._encode(text, pair, target, False, truncate, False)
+        yield from self.stream_inputs(
+            self._padded([encoded]), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
-        yield from self.stream_inputs(collate([encoded], self._pad, self._device), **options)
-
-    @property
-    def _pad(self) -> int:
-        for owner in (self.tokenizer, getattr(self.model, "config", None)):
-            pad = getattr(owner, "pad_token_id", None)
-            if isinstance(pad, int) and pad >= 0:
-                return pad
-        return 0
 
     def _encode(
-        self, text: Text, pair: Text | None, target: Text | None, *, generate: bool, truncate: bool, pretokenized: bool
-    ) -> Encoded:
+        self, text: Text, pair: Text | None, target: Text | None, generate: bool, truncate: bool, pretokenized: bool
+    ) -> EncodedText:
         if self.tokenizer is None:
             raise InputError(
                 "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs"
@@ -184,52 +326,191 @@ class Lens:
             raise InputError(
                 "generate=True analyses what the model itself writes: a target was given as well; drop one"
             )
-        return self._generated(self._encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized))
-
-    def _generated(self, prompt: Encoded) -> Encoded:
-        if not hasattr(self.model, "generate") or not getattr(self.model, "can_generate", lambda: False)():
+        if not getattr(self.model, "can_generate", lambda: False)():
             raise InputError(
                 f"generate=True needs a model with a language-modelling head: {type(self.model).__name__} has none; "
                 "load it with its head, or pass the text to analyse"
             )
-        batch = collate([prompt], self._pad, self._device)
-        with evaluating(self.model):
-            written = self.model.generate(**batch, do_sample=False)[0].tolist()  # type: ignore[operator]
-        if self._two_sided:
-            end = self._end_ids()
-            kept = [i for n, i in enumerate(written) if n == 0 or i not in end]  # the last step only says: stop
-            return self._encoder.from_ids(prompt.source, kept)
-        return self._encoder.from_ids(self._encoder.label(written))
-
-    def _end_ids(self) -> set[int]:
+        prompt = self._encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
+        with one_pass_at_a_time(self._body), evaluating(self.model):
+            written = self.model.generate(**self._padded([prompt]), do_sample=False)[0].tolist()  # type: ignore[operator]
+        if not self._two_sided:
+            return self._encoder.from_ids(self._encoder.label(written))
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        return set(ends) if isinstance(ends, list) else {ends} if isinstance(ends, int) else set()
+        ends = ends if isinstance(ends, list) else [ends]
+        kept = [i for n, i in enumerate(written) if n == 0 or i not in ends]  # the last step only says: stop
+        return self._encoder.from_ids(prompt.source, kept)
 
-    def _analyze_encoded(
+    def corpus(
         self,
-        encoded: Sequence[Encoded],
-        settings: Settings,
-        batch_size: int,
-        progress: Callable[[int, int], None] | None,
-    ) -> list[Analysis]:
-        if batch_size < 1:
-            raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
-        results: dict[int, Analysis] = {}
-        order = sorted(range(len(encoded)), key=lambda i: encoded[i].length)
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = [encoded[i] for i in chosen]
-            analyses = self._analyze_batch(collate(batch, self._pad, self._device), batch, settings)
-            results.update(zip(chosen, analyses, strict=True))
-            if progress is not None:
-                progress(min(start + batch_size, len(order)), len(order))
-        return [results[i] for i in range(len(encoded))]
+        source: str | Path | Sequence[str | Path],
+        out: str | Path,
+        *,
+        pairs: bool = False,
+        max_length: int | None = None,
+        mask: float = 0.0,
+        seed: int = 0,
+        limit: int | None = None,
+        skip: str | None = None,
+        format: str | None = None,
+        text_column: str | None = None,
+        pair_column: str | None = None,
+        tag_column: str | None = None,
+        on_error: OnError = "stop",
+        categories: Mapping[str, CategoryRule] | None = None,
+        covariates: Mapping[str, Covariate] | None = None,
+        measures: Sequence[str] | None = None,
+        mixing: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        correlate: Sequence[tuple[str, str]] | None = None,
+        histograms: Sequence[str] | None = None,
+        relative: Sequence[str] | None = None,
+        sample: int = 20_000,
+        per_token: bool = False,
+        exact: bool = False,
+        precision: Precision = "float32",
+        engine: str = "local",
+        workers: int | None = None,
+        address: str | None = None,
+        batch_size: int = 8,
+        together: bool = False,
+        fresh: bool = False,
+        overwrite: bool = False,
+        largest_record: int = 1 << 24,
+        save_every: float = 30.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> CorpusResult:
+        """Statistics of a whole corpus in one pass, written to the folder `out` and read back.
 
-    def corpus(self, source: str | Path | Sequence[str | Path], out: str | Path, **options: Any) -> CorpusResult:
-        """Statistics over a whole corpus, in one pass that can be resumed (see `corpus.api.corpus_statistics`)."""
-        from normlens.corpus.api import corpus_statistics
+        The same call resumes what an earlier one left unfinished. `covariates` gives each token id a number: an array
+        over the vocabulary (NaN: leave the token out), a file of frequency ranks, or "corpus" to rank by the corpus' own
+        counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
+        `together=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
+        Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
+        A record of more than `largest_record` bytes counts as unreadable. Files in `out` that are not of a run of
+        normlens are left alone, and refused where a result has their name, unless `overwrite` is true.
+        """
+        from normlens.corpus.counting.plan import Plan
+        from normlens.corpus.reading.reader import COUNTED, Corpus
+        from normlens.corpus.reading.records import Columns
+        from normlens.corpus.reading.sources import named_paths, readable_sources
+        from normlens.corpus.running.run import RunOptions, claimed_folder, open_reader, run_corpus
 
-        return corpus_statistics(self, source, out, **options)
+        options = RunOptions(
+            engine=engine,
+            workers=workers,
+            address=address,
+            batch_size=batch_size,
+            whole_batches=together,
+            fresh=fresh,
+            overwrite=overwrite,
+            save_every=save_every,
+            progress=progress,
+        )
+        files = [value for value in (covariates or {}).values() if isinstance(value, str | Path) and value != COUNTED]
+        read = [*named_paths(source), *map(Path, files)]
+        with (
+            claimed_folder(Path(out), read, overwrite=overwrite) as folder,
+            readable_sources(source, folder.unfinished) as sources,
+        ):
+            corpus = Corpus(
+                sources,
+                pairs=pairs,
+                max_length=max_length,
+                mask=mask,
+                seed=seed,
+                limit=limit,
+                skip=skip,
+                format=format,
+                columns=Columns(text_column, pair_column, tag_column),
+                on_error=on_error,
+                largest_record=largest_record,
+                categories=categories,
+            )
+            reader = open_reader(self, corpus)
+            plan = Plan.of(
+                reader.categories.names,
+                measures=measures,
+                mixing=mixing,
+                histograms=histograms,
+                correlate=correlate,
+                relative=relative,
+                sample=sample,
+                seed=seed,
+                layers=layers,
+                covariates=reader.covariates(covariates or {}),
+                precision=precision,
+                per_token=per_token,
+                exact=exact,
+            )
+            return run_corpus(self, reader, plan, folder, options)
+
+    def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
+        return pad_batch(rows, padding_id(self.model, self.tokenizer), next(self._body.parameters()).device)
+
+    # ---- explanations --------------------------------------------------------------------------------------------
+
+    @overload
+    def explain(
+        self, text: str, pair: str | None = None, target: str | None = None, **options: Unpack[ExplainOptions]
+    ) -> Explanation: ...
+
+    @overload
+    def explain(
+        self,
+        text: list[str] | tuple[str, ...],
+        pair: list[str] | tuple[str, ...] | None = None,
+        target: list[str] | tuple[str, ...] | None = None,
+        **options: Unpack[ExplainOptions],
+    ) -> list[Explanation]: ...
+
+    def explain(
+        self,
+        text: Text | Sequence[Text],
+        pair: Text | Sequence[Text] | None = None,
+        target: Text | Sequence[Text] | None = None,
+        **options: Unpack[ExplainOptions],
+    ) -> Explanation | list[Explanation]:
+        """Explain one number that the model puts out: how much each input, head and layer gave to it, exactly.
+
+        `output` is a token, a label or its number (None: the model's own choice), `against` makes it a difference of two,
+        `position` says where; `attention="carried"` holds the attention weights fixed, `"chosen"` also asks why they are
+        what they are. One text in, one `Explanation` out; a list in, a list out.
+        """
+        from normlens.attribution.api import explain
+
+        with one_pass_at_a_time(self._body):
+            found: Explanation | list[Explanation] = explain(self, text, pair, target, **options)
+        return found
+
+    def explain_inputs(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        output: Output | Sequence[Output] = None,
+        against: Output | Sequence[Output] = None,
+        position: int | Sequence[int] | None = None,
+        direction: Any = None,
+        attention: AttentionRule = "carried",
+        parts: Sequence[str] | None = None,
+        edges_top: int | None = None,
+    ) -> list[Explanation]:
+        """Explain tensors that you prepared yourself: one `Explanation` per row (see `explain`)."""
+        from normlens.attribution.api import explain_inputs
+
+        checked = checked_inputs(self._body, inputs)
+        with one_pass_at_a_time(self._body):
+            return explain_inputs(
+                self,
+                checked,
+                output=output,
+                against=against,
+                position=position,
+                direction=direction,
+                attention=attention,
+                parts=parts,
+                edges_top=edges_top,
+            )
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 
@@ -243,9 +524,8 @@ class Lens:
         precision: Precision = "float32",
     ) -> list[Analysis]:
         """Analyse tensors that you prepared yourself: one `Analysis` per row."""
-        self._read_on(inputs)
-        settings = Settings.of(self.anatomy, measures=measures, mixing=mixing, layers=layers, precision=precision)
-        return self._analyze_batch(inputs, None, settings)
+        asked = {"measures": measures, "mixing": mixing, "layers": layers, "precision": precision}
+        return self._analyze_rows(checked_inputs(self._body, inputs), None, asked)
 
     def stream_inputs(
         self,
@@ -258,81 +538,121 @@ class Lens:
         precision: Precision = "float32",
     ) -> Iterator[SiteResult]:
         """Yield one site of a prepared batch at a time (see `SiteResult`); nothing is kept in between."""
-        self._read_on(inputs)
-        settings = Settings.of(
-            self.anatomy, measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
+        inputs = checked_inputs(self._body, inputs)
+        self._refresh()
+        request = Request.of(
+            self._anatomy_for(inputs), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
-        return pulled(lambda give: self.run(inputs, settings, lambda site, block, result: give(result)))
+        reader = threading.get_ident()
+        return iterate(lambda give: self.run(inputs, request, lambda result, block: give(result), reader=reader))
 
     def run(
-        self, inputs: Mapping[str, Any], settings: Settings, handle: Callable[[Site, Block, SiteResult], None]
+        self,
+        inputs: Mapping[str, Any],
+        request: Request,
+        take: Take,
+        *,
+        words: RowWords | None = None,
+        reader: int | None = None,
     ) -> None:
-        """One forward pass; each site's proved numbers are handed to `handle` as the site ends."""
-        positions = Positions.of(inputs, self._two_sided)
-        own = self._own_output(inputs, positions.padded)
-        # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
-        dtype = max(next(self._body.parameters()).dtype, settings.dtype, key=lambda d: torch.finfo(d).eps)
+        """One forward pass; each site's proved numbers are given to `take` as the site ends."""
+        with one_pass_at_a_time(self._body, reader):
+            self._refresh()
+            positions = Positions.of(inputs, self._two_sided, words)
+            kind = self._kind_of(inputs)
+            # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
+            dtypes = (next(self._body.parameters()).dtype, request.dtype, autocast_dtype(self._body))
+            rounding = max((d for d in dtypes if d is not None), key=lambda d: torch.finfo(d).eps)
+            anatomy = self._anatomy_for(inputs)
+            arguments = (self._body, anatomy, inputs, request, positions, self._weights, rounding, take)
+            if kind in self._compared:
+                capture(*arguments)
+                return
+            with outputs_around(self._body, anatomy) as own:
+                self._call(inputs)
+            with outputs_around(self._body, anatomy) as captured:
+                capture(*arguments)
+            subject = Subject(self.family, "output", type(self._body).__name__, rounding)
+            self._compared[kind] = check_output(captured, own, positions.last, subject)
 
-        observer = Observer(positions, settings, self.family, dtype)
+    def _call(self, inputs: Mapping[str, Any]) -> None:
+        """Run the model as its user would."""
+        try:
+            with evaluating(self.model):
+                self.model(**run_arguments(self.model, fresh(dict(inputs))))
+        except NormlensError:
+            raise
+        except Exception as error:
+            raise failed_on(self.model, inputs, error, longest_input(self.model, None)) from error
 
-        def seen(site: Site, tensors: BlockTensors) -> None:
-            handle(site, *observer.observe(site, tensors))
+    def _kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All that can change the computation beside the numbers: per such kind, outputs are compared once."""
+        assert self._state is not None
+        given: list[tuple[Any, ...]] = []
+        for name in sorted(inputs):
+            value = inputs[name]
+            if not isinstance(value, Tensor):
+                given.append((name, type(value).__name__))
+                continue
+            whole = "mask" in name and value.ndim == 2 and bool(value.all())
+            given.append((name, str(value.dtype), value.ndim, value.device.type, whole))
+        autocast = autocast_dtype(self._body)
+        state = self._state
+        return (*given, autocast, state.implementation, state.adapters, state.hooks, state.wrappers)
 
-        request = Request(settings.sites, settings.needs, settings.dtype, observer.sample)
-        output = capture(self._body, self.anatomy, inputs, seen, request, self._weights)
-        if own is not None:
-            last: Kind = "decoder" if self._two_sided else "encoder"
-            mask = positions.queries(last)
-            captured = _first_output(output)
-            real = mask if mask is not None and mask.shape == captured.shape[:2] else torch.ones(captured.shape[:2]) > 0
-            subject = Subject(self.family, "last hidden state", type(self._body).__name__, dtype)
-            self._verified[positions.padded] = check_output(captured, own, real, subject)
-
-    def _read_on(self, inputs: Mapping[str, Any]) -> None:
-        """A model without a vocabulary is read on the first row of what it is given."""
-        has_ids = "input_ids" in inputs and hasattr(self._body, "config")
-        if (self._anatomy is None or self._replaced()) and not has_ids:
-            first = {name: value[:1] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-            self._anatomy, self._read_from = examine(self._body, first), self._parameters()
-
-    def _own_output(self, inputs: Mapping[str, Any], padded: bool) -> Tensor | None:
-        """The model's output with its own attention, once per kind of input."""
-        if padded in self._verified:
-            return None
-        with evaluating(self._body):
-            return _first_output(self._body(**run_arguments(self._body, inputs)))
-
-    def _analyze_batch(
-        self, inputs: Mapping[str, Any], batch: Sequence[Encoded] | None, settings: Settings
+    def _analyze_rows(
+        self, inputs: Mapping[str, Any], rows: Sequence[EncodedText] | None, asked: dict[str, Any]
     ) -> list[Analysis]:
-        rows = next(value.shape[0] for value in inputs.values() if isinstance(value, Tensor))
-        collectors = [RowCollector() for _ in range(rows)]
-        shapes: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        """One analysis per row; what was kept from earlier passes is rebuilt once before anything is refused."""
+        with one_pass_at_a_time(self._body):
+            self._refresh()
+            kept = bool(self._anatomies)
+            try:
+                return self._analyze_once(inputs, rows, asked)
+            except (AnatomyError, DecompositionError):
+                if not kept:
+                    raise
+            except NormlensError:
+                raise
+            except Exception:
+                self._call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
+                raise
+            self._forget()
+            return self._analyze_once(inputs, rows, asked)
 
-        def handle(site: Site, block: Block, result: SiteResult) -> None:
-            shapes[site.kind] = list(zip(result.query_mask, result.key_mask, strict=True))
-            for row, collector in enumerate(collectors):
-                if settings.words is None or batch is None:
-                    collector.add_tokens(result, row)
-                    continue
-                query_words, key_words = (
-                    torch.tensor(tokens.words) for tokens in (batch[row].queries(site.kind), batch[row].keys(site.kind))
-                )
-                collector.add_words(result, row, merge_words(block, row, result, settings, query_words, key_words))
+    def _analyze_once(
+        self, inputs: Mapping[str, Any], rows: Sequence[EncodedText] | None, asked: dict[str, Any]
+    ) -> list[Analysis]:
+        anatomy = self._anatomy_for(inputs)
+        request = Request.of(anatomy, **asked)
+        count = len(rows) if rows is not None else rows_of(inputs)
+        builders = [AnalysisBuilder() for _ in range(count)]
+        masks: dict[Kind, tuple[Tensor, Tensor]] = {}
 
-        self.run(inputs, settings, handle)
-        encoded = batch if batch is not None else [self._labels(inputs, shapes, row) for row in range(rows)]
+        def take(result: SiteResult, block: object) -> None:
+            masks[result.kind] = result.query_mask, result.key_mask
+            for row, builder in enumerate(builders):
+                builder.update(result, row)
+
+        words: RowWords | None = None
+        if request.words is not None and rows is not None:
+            words = {
+                kind: [(torch.tensor(r.queries(kind).words), torch.tensor(r.keys(kind).words)) for r in rows]
+                for kind in anatomy.kinds
+            }
+        self.run(inputs, request, take, words=words)
+        if rows is None:
+            rows = [self._labels(inputs, masks, row) for row in range(count)]
+        by_word, error = request.words is not None, self._compared[self._kind_of(inputs)]
+        records = (
+            {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
+        )
         return [
-            Analysis(
-                collector.datasets({kind: _labels_of(sequence, kind, settings.words) for kind in shapes}),
-                self._record(settings, sequence),
-            )
-            for collector, sequence in zip(collectors, encoded, strict=True)
+            builder.result({kind: row.labels(kind, by_word) for kind in masks}, {"model": self.identity, **record})
+            for builder, row, record in zip(builders, rows, records, strict=True)
         ]
 
-    def _labels(
-        self, inputs: Mapping[str, Any], shapes: Mapping[str, list[tuple[Tensor, Tensor]]], row: int
-    ) -> Encoded:
+    def _labels(self, inputs: Mapping[str, Any], masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
 
         def side(name: str, mask: Tensor) -> Tokens:
@@ -342,48 +662,28 @@ class Lens:
             count = int(mask.sum())
             return Tokens(tuple(range(count)), tuple(map(str, range(count))), tuple(range(count)))
 
-        masks = {kind: pairs[row] for kind, pairs in shapes.items()}
         if "cross" in masks:
-            source, target = side("input_ids", masks["cross"][1]), side("decoder_input_ids", masks["cross"][0])
-            return Encoded({}, source, target)
-        return Encoded({}, side("input_ids", next(iter(masks.values()))[0]))
-
-    def _record(self, settings: Settings, sequence: Encoded) -> dict[str, Any]:
-        return {
-            "model": self._identity,
-            **settings.requested,
-            "versions": versions(),
-            "output_check": {("padded" if padded else "plain"): error for padded, error in self._verified.items()},
-            **sequence.notes,
-        }
+            queries, keys = masks["cross"]
+            return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
+        return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
 
 
-def _labels_of(sequence: Encoded, kind: Any, words: WordMode | None) -> tuple[Sequence[str], Sequence[str]]:
-    sides = sequence.queries(kind), sequence.keys(kind)
-    query, key = (tokens.strings if words is None else tokens.word_strings() for tokens in sides)
-    return query, key
-
-
-def _first_output(output: Any) -> Tensor:
-    """The model's main output: the first tensor of numbers in what it returns (last hidden state, or logits)."""
-    structure = dict(output.items()) if hasattr(output, "items") else output
-    return next(tensor for _, tensor in tensors_in(structure) if tensor.is_floating_point())
-
-
-def _as_list(text: Text | Sequence[Text], pretokenized: bool) -> tuple[bool, list[Text]]:
+def _as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[bool, list[tuple[Any, Any, Any]]]:
+    """Whether one text was given, and all texts with their pairs and targets."""
+    if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
+        raise InputError(
+            f"a text must be a string, or a list of strings: got {type(text).__name__}; tensors go to analyze_inputs"
+        )
     single = isinstance(text, str) or (pretokenized and bool(text) and isinstance(text[0], str))
-    texts: list[Text] = [text] if single else list(text)  # type: ignore[list-item]
+    texts = [text] if single else list(text)
     if not texts:
         raise InputError("an analysis needs at least one text: the list is empty")
-    return single, texts
-
-
-def _matching(given: Any, count: int, single: bool, what: str) -> list[Any]:
-    if given is None:
-        return [None] * count
-    items = [given] if single else list(given)
-    if isinstance(given, str) and not single:
-        raise InputError(f"a list of texts needs a list of {what}s: got one string for {count} texts")
-    if len(items) != count:
-        raise InputError(f"each text needs its {what}: {count} texts, {len(items)} {what}s")
-    return items
+    columns: list[list[Any]] = [texts]
+    for what, given in (("pair", pair), ("target", target)):
+        if isinstance(given, str) and not single:
+            raise InputError(f"a list of texts needs a list of {what}s: got one string for {len(texts)} texts")
+        items = [None] * len(texts) if given is None else [given] if single else list(given)
+        if len(items) != len(texts):
+            raise InputError(f"each text needs its {what}: {len(texts)} texts, {len(items)} {what}s")
+        columns.append(items)
+    return single, list(zip(*columns, strict=True))

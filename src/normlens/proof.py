@@ -1,6 +1,6 @@
 """Do the parts rebuild what the model computed?
 
-Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each place.
+Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each stage.
 *Parts*: a right sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from
 the equations, and summed in float64. *Values*: keys could be mixed up in weights and values alike and no sum would show
 it, so the value vectors are compared, along random directions, with what `W_V` makes of the vectors that `f` acts on.
@@ -10,7 +10,7 @@ its output under its own attention (`check_output`, once per kind of input).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normlens.decompose.block import Block
-from normlens.decompose.pairs import PlaceName
-from normlens.decompose.steps import Scaling, Shifting, Step
+from normlens.decompose.stages import Stage
+from normlens.decompose.steps import Scaling, Shift, Step
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torc
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
 
-_PLACE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
+_STAGE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
 
 @dataclass(frozen=True)
@@ -55,26 +55,29 @@ class Subject:
 
 
 def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
-    """The largest relative error over the places, for each sequence, real positions only; too large is an error.
+    """The largest relative error over the stages, for each sequence, real positions only; too large is an error.
 
-    Each place behind the attention output is compared with what becomes of the one before it, as the model computed it.
+    Each stage after the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    gaps = block.vectors.gaps  # place (difference, whole) batch query
+    gaps = block.gaps()  # stage (difference, whole) batch query
     if not bool(query_mask.all()):
         gaps = gaps * query_mask.to(gaps.device)
     difference, whole = gaps.sum(-1, dtype=torch.float64).unbind(1)
     errors = (difference / whole.clamp_min(1e-300)).sqrt().cpu()
     if not float(errors.amax()) <= subject.tolerance:  # also true for NaN
-        for place, error in zip(block.places, errors, strict=True):
+        for stage, error in zip(block.stages, errors, strict=True):
             if not bool((error <= subject.tolerance).all()):
-                raise subject.fail(_PLACE_WORDS[place], float(error.max()))
+                raise subject.fail(_STAGE_WORDS[stage], float(error.max()))
     return errors.amax(0)
 
 
 def pick_pairs(
     query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"], diagonal: bool, seed: int = 0
 ) -> Int[Tensor, "pair 3"]:
-    """A seeded handful of real pairs (batch, query, key), the first of them on the diagonal where there is one."""
+    """A seeded handful of real pairs (batch, query, key).
+
+    The first is on the diagonal where there is one; the second has the last key, which queries may never reach.
+    """
     drawn = Random(seed)
     real = {id(mask): mask.sum(-1).tolist() for mask in (query_mask, key_mask)}
 
@@ -86,25 +89,30 @@ def pick_pairs(
     for n in range(SPOT_CHECKS):
         batch = drawn.randrange(query_mask.shape[0])
         query = one_of(query_mask, batch)
-        pairs.append((batch, query, query if diagonal and n == 0 else one_of(key_mask, batch)))
+        key = one_of(key_mask, batch)
+        if n == 0 and diagonal:
+            key = query
+        elif n == 1:
+            key = int(key_mask[batch].nonzero()[-1])
+        pairs.append((batch, query, key))
     return torch.tensor(pairs)
 
 
 def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
     """Rebuild the sampled entries of each map from explicit vectors; a difference is an error."""
     pairs = block.tensors.pairs
-    maps = {name: place for name in values if (place := MEASURES[name].place) is not None}
+    maps = {name: stage for name in values if (stage := MEASURES[name].stage) is not None}
     by_head = [name for name in values if name in ("f_norm", "af_norm")]
     if not maps and not by_head:
         return
     batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
     heads = explicit_heads(block, batch, query, key)
-    weights = pairs.sampled_alpha.double()
+    weights = pairs.sampled_weights.double()
     found: dict[str, Tensor] = {}  # the error of each pair
     if maps:
         parts = explicit_parts(block, (weights.unsqueeze(1) @ heads).squeeze(1))
-        length = {place: parts[place].norm(dim=-1) for place in set(maps.values())}
-        explicit = torch.stack([length[place] for place in maps.values()])
+        length = {stage: parts[stage].norm(dim=-1) for stage in set(maps.values())}
+        explicit = torch.stack([length[stage] for stage in maps.values()])
         rows = torch.stack([values[name][batch, query] for name in maps])  # name pair key
         entry = rows[:, torch.arange(len(key), device=key.device), key]
         found.update(zip(maps, _relative(entry, explicit, rows.amax(-1)), strict=True))
@@ -125,12 +133,24 @@ def _relative(entry: Tensor, explicit: Tensor, most: Tensor) -> Tensor:
     return (entry - explicit).abs() / (explicit + 1e-3 * most + 1e-30)
 
 
+def prove_weights(
+    alpha: Float[Tensor, "batch head query key"], query_mask: Bool[Tensor, "batch query"], subject: Subject
+) -> None:
+    """The weights of a query add up to no more than 1, as a softmax gives them (a sink takes a share); else an error.
+
+    Weights that were multiplied by something else would rebuild the sum all the same.
+    """
+    most = float(alpha.sum(-1).amax(1).cpu()[query_mask].max())
+    if not most <= 1 + subject.tolerance:
+        raise subject.fail("sum of a query's attention weights, at most 1,", most - 1)
+
+
 def prove_values(block: Block, key_mask: Bool[Tensor, "batch key"], subject: Subject) -> None:
     """`x_j W_V + b_V` must be the value vector of key `j` itself, seen along random directions; else an error."""
-    sketch = block.tensors.value_sketch
-    if sketch is None:
+    check = block.tensors.value_check
+    if check is None:
         return
-    gaps, sizes = sketch.gaps(block.tensors.x, block.tensors.values.transpose(1, 2).flatten(2))
+    gaps, sizes = check.gaps(block.tensors.x, block.tensors.values.transpose(1, 2).flatten(2))
     if not bool(key_mask.all()):
         gaps, sizes = gaps[key_mask], sizes[key_mask]
     # A value vector that is next to nothing beside the largest one is held to a thousandth of that.
@@ -145,17 +165,18 @@ def explicit_heads(
     """`f_h(x_j)` of the sampled keys, head by head; only a gate makes it depend on the query."""
     t = block.tensors
     values = t.values[batch, :, key]
-    if t.heads != values.shape[1]:
-        values = values.repeat_interleave(t.heads // values.shape[1], dim=1)
+    heads = t.weight.shape[0]
+    if heads != values.shape[1]:
+        values = values.repeat_interleave(heads // values.shape[1], dim=1)
     if t.gate is not None:
         values = values * t.gate[batch, query]
-    return torch.bmm(values.transpose(0, 1), t.projections["attn"].weight).transpose(0, 1).double()
+    return torch.bmm(values.transpose(0, 1), t.weight).transpose(0, 1).double()
 
 
-def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[PlaceName, Float[Tensor, "pair model"]]:
-    """What becomes of the sampled vectors on the way to each place, step by step in float64."""
+def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[Stage, Float[Tensor, "pair model"]]:
+    """What becomes of the sampled vectors on the way to each stage, step by step in float64."""
     t = block.tensors
-    found: dict[PlaceName, Tensor] = {"attn": parts}
+    found: dict[Stage, Tensor] = {"attn": parts}
     batch, query, key = t.pairs.samples.to(parts.device).unbind(-1)
     if t.branch:
         y = t.projected[batch, query].double()
@@ -170,7 +191,7 @@ def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[Pla
 
 
 def _explicit_shift(step: Step) -> Tensor | float:
-    if isinstance(step, Shifting):
+    if isinstance(step, Shift):
         return step.vector.double()
     return 0.0 if isinstance(step, Scaling) or step.beta is None else step.beta.double()
 
@@ -179,22 +200,43 @@ def _explicit_step(step: Step, part: Tensor, y: Tensor) -> Tensor:
     """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
     if isinstance(step, Scaling):
         return part * step.factor
-    if isinstance(step, Shifting):
+    if isinstance(step, Shift):
         return part
     if step.centred:
         part, y = part - part.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
     s = (y.square().mean(-1, keepdim=True) + step.eps).sqrt()
-    return part / s if step.gamma is None else step.gamma.double() * part / s
+    return part / s if step.weight is None else step.weight.double() * part / s
 
 
-def check_output(captured: Tensor, own: Tensor, mask: Bool[Tensor, "batch position"], subject: Subject) -> float:
-    """How far the output under capture is from the model's own; too far is an error."""
-    real = mask.to(own.device)
-    difference = (captured.double() - own.double())[real].norm()
-    error = float(difference / own.double()[real].norm().clamp_min(1e-30))
+def check_output(
+    captured: Sequence[Sequence[Tensor]],
+    own: Sequence[Sequence[Tensor]],
+    mask: Bool[Tensor, "batch position"] | None,
+    subject: Subject,
+) -> float:
+    """How far the outputs under capture are from those of the model as the user calls it; too far is an error.
+
+    Both list, for the modules around all attention from the outermost inwards, what each call gave: the first module that
+    ran in both passes is compared. `mask` says which positions are real.
+    """
+    calls = next(((ours, theirs) for ours, theirs in zip(captured, own, strict=True) if ours and theirs), None)
+    if calls is None or [t.shape for t in calls[0]] != [t.shape for t in calls[1]]:
+        here, there = ([tuple(t.shape) for t in tensors] for tensors in calls or ((), ()))
+        raise DecompositionError(
+            f"the analysed pass must be the user's: when {subject.family!r} is called, its {subject.module} gives tensors "
+            f"of shape {there}, and on the inputs alone {here} (is a prompt or a prefix put in front of them?); merge it "
+            "into the model, or hand the inner model to Lens"
+        )
+    difference = whole = 0.0
+    for ours, theirs in zip(*calls, strict=True):
+        a, b = ours.double(), theirs.to(ours.device).double()
+        if mask is not None and mask.shape == a.shape[:2]:
+            a, b = a[mask.to(a.device)], b[mask.to(a.device)]
+        difference, whole = difference + float((a - b).square().sum()), whole + float(b.square().sum())
+    error = float((difference / max(whole, 1e-60)) ** 0.5)
     if not error <= subject.tolerance:
         raise DecompositionError(
-            f"the model must compute the same under capture as with its own attention: {subject.family!r} differs by "
+            f"the model must compute the same under capture as when it is called: {subject.family!r} differs by "
             f"{error:.2g} (allowed: {subject.tolerance:.0e}); nothing is returned, since it would describe another model"
         )
     return error

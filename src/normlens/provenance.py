@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Collection
+from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 #: Above this many bytes of weights a hash takes a sample of each parameter, and says so in its name.
 _HASH_WHOLE = 4 * 2**30
 _SAMPLE = 4096
 
 
-def normlens_version() -> str:
-    """The installed version of normlens."""
+@cache
+def version_of(package: str) -> str:
+    """The installed version of a package, without importing it."""
     try:
-        return metadata.version("normlens")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "uninstalled"
 
 
 def versions() -> dict[str, str]:
     """The versions that a result depends on."""
-    return {
-        "normlens": normlens_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
+    packages = ("normlens", "torch", "transformers")
+    return {**{package: version_of(package) for package in packages}, "python": platform.python_version()}
 
 
 def content_hash(model: nn.Module) -> str:
     """A hash over names, shapes and numbers of all parameters and buffers: equal weights, equal hash."""
+    import torch
+
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     digest = hashlib.blake2b(digest_size=16)
@@ -59,3 +59,40 @@ def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str,
         "content": content_hash(model),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+
+
+#: The papers that the measures come from.
+_BIBTEX = {
+    "kobayashi2020": """@inproceedings{kobayashi-etal-2020-attention,
+  title = {Attention is Not Only a Weight: Analyzing Transformers with Vector Norms},
+  author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
+  booktitle = {Proceedings of the 2020 Conference on Empirical Methods in Natural Language Processing (EMNLP)},
+  year = {2020},
+  pages = {7057--7075},
+}""",
+    "kobayashi2021": """@inproceedings{kobayashi-etal-2021-incorporating,
+  title = {Incorporating Residual and Normalization Layers into Analysis of Masked Language Models},
+  author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
+  booktitle = {Proceedings of the 2021 Conference on Empirical Methods in Natural Language Processing (EMNLP)},
+  year = {2021},
+  pages = {4547--4568},
+}""",
+    "modarressi2023": """@inproceedings{modarressi-etal-2023-decompx,
+  title = {{DecompX}: Explaining Transformers Decisions by Propagating Token Decomposition},
+  author = {Modarressi, Ali and Fayyaz, Mohsen and Aghazadeh, Ehsan and Yaghoobzadeh, Yadollah and Pilehvar, Mohammad Taher},
+  booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics (ACL)},
+  year = {2023},
+  pages = {2649--2664},
+}""",
+    "kobayashi2024": """@inproceedings{kobayashi-etal-2024-analyzing,
+  title = {Analyzing Feed-Forward Blocks in Transformers through the Lens of Attention Maps},
+  author = {Kobayashi, Goro and Kuribayashi, Tatsuki and Yokoi, Sho and Inui, Kentaro},
+  booktitle = {The Twelfth International Conference on Learning Representations (ICLR)},
+  year = {2024},
+}""",
+}
+
+
+def references(papers: Collection[str]) -> str:
+    """BibTeX entries of these papers, oldest first."""
+    return "\n\n".join(entry for key, entry in _BIBTEX.items() if key in papers)

@@ -18,7 +18,7 @@ class _Abandoned(BaseException):
     """Raised inside the work when nobody will ask for its results any more."""
 
 
-def pulled(work: Callable[[Callable[[Item], None]], None]) -> Iterator[Item]:
+def iterate(work: Callable[[Callable[[Item], None]], None]) -> Iterator[Item]:
     """Iterate over what `work` gives to its callback."""
     results: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=1)
     wanted = threading.Semaphore(0)

@@ -1,0 +1,363 @@
+"""Explanation: what made one number of a model's output. Labelled arrays and provenance; frozen; holds no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from normlens.errors import InputError
+from normlens.files import refuse_existing, whole_folder
+from normlens.provenance import references
+from normlens.text.tokens import readable
+from normlens.zarr_folder import attributes_of, read_tree, write_tree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normlens.viewer.display import View
+
+_FORMAT = 1
+#: Above this share of the number itself, a gap is spoken of.
+_NOTABLE = 0.01
+#: What may be kept, in the order in which it is shown.
+PARTS = ("tokens", "states", "edges", "heads", "blocks", "direct", "biases")
+#: What is kept where nothing is named: edges grow with the square of the length, and are asked for.
+BY_DEFAULT = tuple(part for part in PARTS if part != "edges")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How far the terms are from the number, and what else was checked.
+
+    `gap`: the largest distance of the sum from the number, at the entrance of any layer, over the sum of absolute terms;
+    `over_value`: the same distance over the number itself; `replay`: the frozen map run forwards on input vectors
+    multiplied by random numbers, over the sum of absolute terms; `output`: how far the number is from what the model
+    puts out by itself, over the largest logit. The last two are found once per model and kind of input.
+    """
+
+    gap: float
+    over_value: float
+    replay: float
+    output: float
+
+    def __float__(self) -> float:
+        return self.gap
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """How much each input vector gave to one number that the model put out."""
+
+    sites: Mapping[str, Mapping[str, xr.DataArray]]
+    value: Any  # a number; with the axis `step`, one for each step (xarray)
+    proof: Proof
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for arrays in self.sites.values():
+            for array in arrays.values():
+                for variable in (array.variable, *(coordinate.variable for coordinate in array.coords.values())):
+                    if isinstance(variable.values, np.ndarray):
+                        variable.values.flags.writeable = False
+        frozen = {kind: MappingProxyType(dict(arrays)) for kind, arrays in self.sites.items()}
+        object.__setattr__(self, "sites", MappingProxyType(frozen))
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def site(self, kind: str) -> SiteExplanation:
+        """The terms of one side: `encoder`, `decoder`, or `cross` for the attention between them."""
+        if kind not in self.sites:
+            raise InputError(f"a site must be one of {', '.join(self.sites)} for this model: got {kind!r}")
+        return SiteExplanation(kind, self.sites[kind])
+
+    @property
+    def _only(self) -> SiteExplanation:
+        if len(self.sites) != 1:
+            raise InputError(
+                f"this explanation has several sites ({', '.join(self.sites)}): choose one, as in "
+                f"explanation.site({next(iter(self.sites))!r})[name]"
+            )
+        return self.site(next(iter(self.sites)))
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        """Terms by their name, for models with one side."""
+        return self._only[name]
+
+    @property
+    def probability(self) -> Any:
+        """The probability that the model gives the explained output, where it has a softmax head."""
+        return self.provenance.get("probability")
+
+    @property
+    def says(self) -> str:
+        """What must be known before these numbers are used; empty where nothing must."""
+        if self.proof.over_value > _NOTABLE:
+            return (
+                f"the terms miss the number by {self.proof.over_value:.1%} of it: it is small beside terms that cancel "
+                f"({self.proof.gap:.0e} of their absolute sum)"
+            )
+        return ""
+
+    # ---- sums ----------------------------------------------------------------------------------------------------
+
+    def sum_of_steps(self) -> Explanation:
+        """The steps added up: what made the whole output, as one number; itself where there is one step only.
+
+        The proof's gap holds for the sum as well; over the number itself it is a bound.
+        """
+        if np.ndim(self.value) == 0:
+            return self
+        each = np.asarray(self.value, dtype=float)
+        total = float(each.sum())
+        sites = {
+            kind: {name: array.sum("step") for name, array in arrays.items() if "edge" not in array.dims}
+            for kind, arrays in self.sites.items()
+        }
+        over = self.proof.over_value * float(np.abs(each).sum()) / max(abs(total), 1e-300)
+        chances = [p for p in self.probability or () if p is not None]
+        record = {
+            **self.provenance,
+            "output": "".join(map(str, self.provenance["output"])),
+            "steps": list(map(str, self.provenance["output"])),
+            "probability": float(np.prod(chances)) if len(chances) == len(each) else None,
+        }
+        return Explanation(sites, total, replace(self.proof, over_value=over), record)
+
+    def by_word(self, name: str = "tokens") -> xr.DataArray:
+        """Terms added over the subwords of each word, for models with one side."""
+        return self._only.by_word(name)
+
+    def by_span(self, spans: Mapping[str, tuple[int, int]], name: str = "tokens") -> xr.DataArray:
+        """Terms added over spans of positions `(start, stop)`, for models with one side."""
+        return self._only.by_span(spans, name)
+
+    # ---- tables and files ----------------------------------------------------------------------------------------
+
+    def to_frame(self, parts: Sequence[str] | None = None) -> pd.DataFrame:
+        """A tidy table: one row per number, with site, part, step, layer, block, head, positions, tokens and value."""
+        frames = []
+        for kind, arrays in self.sites.items():
+            for name in parts if parts is not None else list(arrays):
+                if name in arrays:
+                    array = arrays[name]
+                    frame = (
+                        array.to_dataframe(name="value").reset_index()
+                        if array.ndim
+                        else pd.DataFrame({"value": [float(array)]})
+                    )
+                    frame.insert(0, "part", name)
+                    frame.insert(0, "site", kind)
+                    frames.append(frame)
+        if not frames:
+            kept = sorted({name for arrays in self.sites.values() for name in arrays})
+            raise InputError(f"a table needs parts that were kept ({', '.join(kept)}): got {parts}")
+        table = pd.concat(frames, ignore_index=True)
+        order = ["site", "part", "step", "layer", "block", "head", "query", "query_token", "key", "key_token", "value"]
+        for column in ("step", "layer", "head", "query", "key"):
+            if column in table:
+                table[column] = table[column].astype("Int64")
+        return table[[column for column in order if column in table]]
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write everything to a Zarr folder, which `open_explanation` reads."""
+        return save_explanation(self, path, overwrite=overwrite)
+
+    # ---- pictures ------------------------------------------------------------------------------------------------
+
+    def show(self, *, view: str = "") -> View:
+        """See it: the viewer in a notebook, a page in the browser elsewhere.
+
+        `view` opens a state of the page (what its address says after the `#`), such as `"view=flow"`.
+        """
+        from normlens.viewer.display import show
+        from normlens.viewer.explanation_page import explanation_page
+
+        return show(explanation_page(self), view)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the viewer as one HTML file that opens offline."""
+        from normlens.viewer.explanation_page import explanation_page
+        from normlens.viewer.page import save_html
+
+        return save_html(explanation_page(self), path)
+
+    def plot(self, *, words: bool = False, step: int | None = None, width: float = 6.6) -> Figure:
+        """A figure for a paper: the text coloured by signed terms and the heads; `normlens.plots.save_figure` writes it.
+
+        `words` adds the terms of each word's tokens, `step` chooses one of several steps, which are added without it, and
+        `width` is in inches.
+        """
+        from normlens.plots.explanation_figure import plot_explanation
+
+        return plot_explanation(self, words=words, step=step, width=width)
+
+    def _repr_html_(self) -> str:
+        from normlens.viewer.inline_text import inline_html
+
+        return inline_html(self)
+
+    # ---- where it comes from -------------------------------------------------------------------------------------
+
+    def provenance_line(self) -> str:
+        """One line that says where the numbers come from."""
+        model, versions = self.provenance.get("model", {}), self.provenance.get("versions", {})
+        return (
+            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}), attention="
+            f"{self.provenance.get('attention', '?')} · normlens {versions.get('normlens', '?')}, transformers "
+            f"{versions.get('transformers', '?')}, torch {versions.get('torch', '?')} · gap {self.proof.gap:.0e}"
+        )
+
+    def cite(self) -> str:
+        """BibTeX of the papers behind the terms, and a line on how they were made."""
+        papers = references(["kobayashi2020", "kobayashi2021", "modarressi2023", "kobayashi2024"])
+        versions = self.provenance.get("versions", {})
+        model = self.provenance.get("model", {})
+        made = (
+            f"% explained with normlens {versions.get('normlens')}: {model.get('name')}, "
+            f"attention={self.provenance.get('attention')}"
+        )
+        return f"{papers}\n\n{made}"
+
+    def __repr__(self) -> str:
+        names = self.provenance.get("output"), self.provenance.get("against")
+        what = f"{names[0]!r}" if names[1] is None else f"{names[0]!r} against {names[1]!r}"
+        sizes = " + ".join(f"{a['tokens'].sizes['key']} {kind}" for kind, a in self.sites.items() if "tokens" in a)
+        value = f"{float(self.value):.3f}" if np.ndim(self.value) == 0 else f"{np.size(self.value)} steps"
+        caution = f"; {self.says}" if self.says else ""
+        return f"<Explanation of {what}: {value}; {sizes} positions; gap {self.proof.gap:.0e}{caution}>"
+
+
+@dataclass(frozen=True)
+class SiteExplanation:
+    """The terms of one side of a model."""
+
+    kind: str
+    arrays: Mapping[str, xr.DataArray]
+
+    def __getitem__(self, name: str) -> xr.DataArray:
+        """Terms by their name."""
+        if name not in self.arrays:
+            raise InputError(
+                f"terms must be of this site and have been kept: {name!r} is not among {', '.join(self.arrays)}; ask for "
+                f"parts with parts=[…], one of {', '.join(PARTS)}"
+            )
+        return self.arrays[name]
+
+    def by_word(self, name: str = "tokens") -> xr.DataArray:
+        """Terms added over the subwords of each word: `word` on the last axis, with its text beside it."""
+        words = self["tokens"]["key_word"].values
+        order = list(dict.fromkeys(words.tolist()))
+        strings = self["tokens"]["key_token"].values
+        texts = ["".join(readable(str(s)) for s in strings[words == word]) for word in order]
+        groups = [words == word for word in order]
+        return self._added(name, groups, "word", {"word": order, "word_text": ("word", np.array(texts, dtype=object))})
+
+    def by_span(self, spans: Mapping[str, tuple[int, int]], name: str = "tokens") -> xr.DataArray:
+        """Terms added over spans of positions `(start, stop)`; they may overlap and need not cover all."""
+        count = self["tokens"].sizes["key"]
+        groups = []
+        for label, (start, stop) in spans.items():
+            if not 0 <= start < stop <= count:
+                raise InputError(
+                    f"a span is (start, stop) within the {count} positions: {label!r} is ({start}, {stop})"
+                )
+            groups.append((np.arange(count) >= start) & (np.arange(count) < stop))
+        return self._added(name, groups, "span", {"span": list(spans)})
+
+    def _added(self, name: str, groups: Sequence[Any], axis: str, coords: Mapping[str, Any]) -> xr.DataArray:
+        array = self[name]
+        if "key" not in array.dims:
+            raise InputError(
+                f"only terms with positions are added over them: {name!r} has {', '.join(map(str, array.dims))}"
+            )
+        moved = array.transpose(..., "key")
+        values = np.stack([moved.values[..., group].sum(-1) for group in groups], -1)
+        kept = {str(k): v for k, v in moved.coords.items() if "key" not in v.dims}
+        return xr.DataArray(values, dims=(*moved.dims[:-1], axis), coords={**kept, **coords}, name=name)
+
+
+def save_explanation(explanation: Explanation, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Write an explanation to a Zarr folder; an older one is replaced only if asked for, and only by a whole one."""
+    target = Path(path)
+    if not overwrite:
+        refuse_existing(target, "pass overwrite=True to replace it")
+    elif target.exists() and not is_explanation(target):
+        raise InputError(f"only a saved explanation is replaced: {target} is something else; choose another path")
+    labels = {
+        kind: {name: _strings(array) for name, array in arrays.items()} for kind, arrays in explanation.sites.items()
+    }
+    value = explanation.value
+    steps = None if np.ndim(value) == 0 else [float(v) for v in np.asarray(value)]
+    record = {
+        "format": _FORMAT,
+        "value": float(value) if steps is None else steps,
+        "proof": asdict(explanation.proof),
+        "provenance": dict(explanation.provenance),
+        "labels": labels,
+    }
+    with whole_folder(target) as draft:
+        plain = {
+            f"/{kind}/{name}": array.drop_vars(list(labels[kind][name])).to_dataset(name="value")
+            for kind, arrays in explanation.sites.items()
+            for name, array in arrays.items()
+        }
+        tree = xr.DataTree.from_dict(plain)
+        tree.attrs["normlens_explanation"] = json.dumps(record, ensure_ascii=False)
+        write_tree(tree, draft)
+    return target
+
+
+def _strings(array: xr.DataArray) -> dict[str, tuple[list[str], list[Any]]]:
+    # Strings stand in the record, not in arrays: Zarr has no settled type for strings of any length.
+    return {str(n): (list(map(str, c.dims)), c.values.tolist()) for n, c in array.coords.items() if c.dtype == object}
+
+
+def is_explanation(path: str | Path) -> bool:
+    """Whether a folder holds a saved explanation."""
+    return "normlens_explanation" in attributes_of(path)
+
+
+def open_explanation(path: str | Path) -> Explanation:
+    """The explanation that `save` wrote to this folder."""
+    if not is_explanation(path):
+        raise InputError(f"a saved explanation is a Zarr folder that `save` wrote: {path} is none; check the path")
+    tree = read_tree(Path(path), "a saved explanation")
+    try:
+        record = json.loads(tree.attrs["normlens_explanation"])
+        if record["format"] != _FORMAT:
+            raise InputError(
+                f"a saved explanation has format {_FORMAT}: {path} has {record['format']}; update normlens?"
+            )
+        return _read_back(tree, record)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RecursionError) as error:
+        raise InputError(
+            f"a saved explanation tells its value, proof and labels: {path} does not ({error}); make it again"
+        ) from error
+
+
+def _read_back(tree: xr.DataTree, record: Mapping[str, Any]) -> Explanation:
+    sites: dict[str, dict[str, xr.DataArray]] = {}
+    for kind, arrays in record["labels"].items():
+        sites[kind] = {}
+        for name, labels in arrays.items():
+            node = tree[f"{kind}/{name}"]
+            if not isinstance(node, xr.DataTree):
+                raise TypeError(f"{kind}/{name} is no array")
+            strings = {label: (axis, np.array(values, dtype=object)) for label, (axis, values) in labels.items()}
+            array = node.to_dataset(inherit=False)["value"].assign_coords(strings)
+            sites[kind][name] = array.rename(name)
+    value = record["value"]
+    if isinstance(value, list):
+        steps = next(iter(sites.values()))["tokens"]
+        coords = {"step": steps["step"].values, "output_token": ("step", steps["output_token"].values)}
+        value = xr.DataArray(value, dims=("step",), coords=coords, name="value")
+    return Explanation(sites, value, Proof(**record["proof"]), record["provenance"])

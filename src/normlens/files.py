@@ -1,0 +1,284 @@
+"""Files and folders that are there whole or not at all: the only home of how normlens writes.
+
+Nothing heavy is imported here, so that commands that run no model can write too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def refuse_existing(path: Path, remedy: str) -> None:
+    """An output that exists is never replaced without being asked for; `remedy` says how to ask."""
+    if os.path.lexists(path):
+        raise InputError(f"an output must not overwrite what exists: {path} does; choose another path, or {remedy}")
+
+
+def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
+    """An output must not be one of the files that are read, by whatever name, nor a file of a folder that is read."""
+    if not os.path.lexists(output):
+        return
+    for read in inputs:
+        if not os.path.lexists(read):
+            continue
+        same = output.exists() and read.exists() and output.samefile(read)
+        if same or (read.is_dir() and output.resolve().is_relative_to(read.resolve())):
+            raise InputError(f"an output must not be an input: {output} is read by this run; choose another path")
+
+
+@contextmanager
+def only_user(folder: Path, what: str) -> Iterator[None]:
+    """Nobody else works in the folder while the block runs; a process that dies lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs at once are not noticed there
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"a folder holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
+                "another --out"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def writable_folder(path: Path) -> Path:
+    """A folder that exists and takes files; an error before any work is done where it does not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"the output folder must be writable: {path} is not ({reason}); choose another") from error
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
+    """A stream to a draft beside `path`, which takes its place when the block ends well and disappears when not.
+
+    The draft is flushed to the disk first, so that a crash leaves the old file or the new one.
+    """
+    target = Path(path)
+    draft = _draft_of(target)
+    with _writable(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("xb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(target)
+            _sync(target.parent)
+        finally:
+            _remove(draft)
+
+
+class GrowingFile:
+    """A file that grows line by line over hours: what was made durable stays, whatever happens next."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream = path, stream
+
+    def write(self, content: bytes) -> None:
+        """Add to the end."""
+        with _writable(self._path):
+            self._stream.write(content)
+
+    def make_durable(self) -> None:
+        """Everything so far is on the disk when this returns."""
+        with _writable(self._path):
+            self._stream.flush()
+            if self._path.is_file():
+                os.fsync(self._stream.fileno())
+
+
+@contextmanager
+def growing_file(path: Path, keep: int) -> Iterator[GrowingFile]:
+    """A file to add to, after its first `keep` bytes; whatever stands after them is cut off."""
+    with _writable(path):
+        stream = path.open("r+b" if keep else "wb")
+    try:
+        with _writable(path):
+            if keep:
+                stream.truncate(keep)
+                stream.seek(keep)
+        file = GrowingFile(path, stream)
+        yield file
+        file.make_durable()
+    finally:
+        with suppress(OSError):  # what a full disk did not take was reported when it was written
+            stream.close()
+
+
+def move_file(path: Path, target: Path) -> None:
+    """Give a finished file its name; whatever had that name is replaced."""
+    with _writable(target):
+        path.replace(target)
+        _sync(target.parent)
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
+    """Write a file whole."""
+    with whole_file(path) as stream:
+        stream.write(content)
+    return Path(path)
+
+
+def write_text(path: str | Path, content: str) -> Path:
+    """Write a text whole, as UTF-8; a lone surrogate, which has no such form, becomes a question mark."""
+    return write_bytes(path, content.encode("utf-8", errors="replace"))
+
+
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write JSON that people can read too."""
+    return write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+#: How a cell begins that a spreadsheet takes for a formula; the quote that disarms it may itself be quoted.
+_FORMULA = re.compile("^'*[=+\\-@\t\r\n]")
+
+
+def write_table(path: str | Path, frame: pd.DataFrame) -> Path:
+    """Write a table as CSV; a text that a spreadsheet would run as a formula gets a quote in front, names included.
+
+    Only text is changed, so that `=2+3` becomes `'=2+3` and the number -2.5 stays what it is.
+    """
+    safe = frame.rename(columns=disarmed)
+    for place, kind in enumerate(safe.dtypes):
+        if kind.kind not in "biufc":
+            safe.isetitem(place, safe.iloc[:, place].map(disarmed).to_numpy())
+    with whole_file(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="")
+        safe.to_csv(text, index=False, lineterminator="\n")
+        text.detach()
+    return Path(path)
+
+
+def disarmed(cell: Any) -> Any:
+    """The cell as no spreadsheet will run it.
+
+    >>> disarmed("=1+1"), disarmed("the"), disarmed("'=1+1"), disarmed(-1)
+    ("'=1+1", 'the', "''=1+1", -1)
+    """
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A draft folder beside `path`, which takes its place (and that of an older one) when the block ends well."""
+    target = Path(path)
+    draft = _draft_of(target)
+    with _writable(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft.mkdir()
+            yield draft
+            _take_place(draft, target)
+            _sync(target.parent)
+        finally:
+            _remove(draft)
+
+
+@contextmanager
+def whole_files(folder: str | Path, *, overwrite: bool, remedy: str) -> Iterator[Path]:
+    """A draft folder inside `folder`; its files and folders move up when the block ends well.
+
+    Unless `overwrite` holds, none of them moves where one of its name exists already.
+    """
+    target = Path(folder)
+    draft = target / _draft_of(target).name
+    with _writable(target):
+        try:
+            draft.mkdir(parents=True)
+            yield draft
+            made = sorted(draft.iterdir())
+            for path in made if not overwrite else ():
+                refuse_existing(target / path.name, remedy)
+            for path in made:
+                _take_place(path, target / path.name)
+            _sync(target)
+        finally:
+            _remove(draft)
+
+
+def _take_place(new: Path, target: Path) -> None:
+    """Rename, and remove a folder that stands there only after it was renamed out of the way."""
+    old = _draft_of(target)
+    try:
+        if target.is_dir() and not target.is_symlink():
+            target.rename(old)
+        new.replace(target)
+    except BaseException:
+        if os.path.lexists(old) and not os.path.lexists(target):
+            old.rename(target)
+        raise
+    finally:
+        _remove(old)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts that a killed process left in a folder."""
+    for path in folder.glob(".*.draft"):
+        if is_draft(path):
+            _remove(path)
+
+
+def is_draft(path: Path) -> bool:
+    """Whether a file or folder has the name of a draft."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.draft", path.name) is not None
+
+
+def _draft_of(target: Path) -> Path:
+    return target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.draft")
+
+
+@contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the output must be writable: {target} is not ({error.strerror or error}); what was there before is "
+            "untouched; make room or choose another path, then run the same command again"
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.parent.is_dir():
+        path.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Make the renaming itself durable, where the system can open a folder."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

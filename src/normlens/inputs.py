@@ -1,0 +1,157 @@
+"""Tensors that a user prepared: checked before anything runs, so that a mistake is named and nothing of theirs changes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normlens.errors import InputError
+
+#: Words in the names of inputs that may be the same for all sequences.
+_SHARED = ("mask", "position", "bias")
+_PLAIN = (
+    *(nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer),
+    *(nn.TransformerDecoderLayer, nn.MultiheadAttention),
+)
+
+
+def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs as tensors of the model's device; what cannot be analysed is refused with the rule it breaks."""
+    if not isinstance(inputs, Mapping) and not hasattr(inputs, "items"):
+        raise InputError(
+            "inputs must be a mapping from the names of the model's arguments to tensors: got "
+            f"{type(inputs).__name__}; pass {{'input_ids': …}}, or a text to analyze"
+        )
+    if inputs.get("past_key_values") is not None:
+        raise InputError(
+            "a pass is analysed as a whole: past_key_values hold keys of an earlier one; pass the whole sequence as "
+            "input_ids and leave them out"
+        )
+    _refuse_sequence_first(model)
+    device = next(model.parameters()).device
+    checked = {str(name): _tensor(name, value, device) for name, value in inputs.items() if value is not None}
+    tensors = {name: value for name, value in checked.items() if isinstance(value, Tensor)}
+    if not tensors and "encoder_outputs" not in checked:
+        raise InputError("inputs must hold at least one tensor: got none; pass {'input_ids': …}")
+    for name, value in tensors.items():
+        if 0 in value.shape:
+            raise InputError(
+                f"every input must hold something: {name} has shape {tuple(value.shape)}; leave out empty rows"
+            )
+        if name.endswith("input_ids"):
+            _check_ids(model, name, value)
+        if value.is_floating_point() and not any(word in name for word in _SHARED) and not bool(value.isfinite().all()):
+            raise InputError(
+                f"vectors must be finite numbers: {name} holds NaN or infinity; look at how they were made"
+            )
+        if name in ("attention_mask", "decoder_attention_mask") and value.ndim == 2:
+            empty = (value == 0).all(-1).nonzero().flatten().tolist()
+            if empty:
+                raise InputError(
+                    f"every row must have a real position: {name} is all zero in row {empty[0]}; drop that row"
+                )
+    rows = {name: value.shape[0] for name, value in tensors.items() if name.endswith(("input_ids", "inputs_embeds"))}
+    if len(set(rows.values())) > 1:
+        raise InputError(f"all sides must have the same number of rows: got {rows}; pair them up")
+    return checked
+
+
+def rows_of(inputs: Mapping[str, Any]) -> int:
+    """How many sequences the inputs hold. A mask or a position may be one for all of them, so sequences are asked first."""
+    named = sorted(inputs.items(), key=lambda item: any(word in item[0] for word in _SHARED))
+    return next((int(value.shape[0]) for _, value in named if isinstance(value, Tensor) and value.ndim), 1)
+
+
+def fresh(value: Any) -> Any:
+    """A copy of what the user gave: a model may write into its inputs (a cache grows), and nothing of theirs changes."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.is_floating_point() else value
+    if isinstance(value, OrderedDict):  # the outputs of transformers' models are dictionaries with fields
+        return type(value)(**{name: fresh(item) for name, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(fresh(item) for item in value)
+    if type(value) is dict:
+        return {name: fresh(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    return deepcopy(value)
+
+
+def _tensor(name: str, value: Any, device: torch.device) -> Any:
+    if not isinstance(value, list | tuple | np.ndarray) or name == "encoder_outputs":
+        return value
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        if name.endswith(("_ids", "_embeds", "mask")):
+            raise InputError(
+                f"an input must be a tensor, or rows of numbers of one length: {name} is a {type(value).__name__} of "
+                "tensors; torch.stack them"
+            )
+        return value  # a structure of tensors, which the model knows what to do with
+    try:
+        return torch.as_tensor(np.asarray(value), device=device)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"an input must be a tensor, or rows of numbers of one length: {name} is not ({error}); pad the rows, or pass "
+            "texts to analyze"
+        ) from error
+
+
+def _check_ids(model: nn.Module, name: str, ids: Tensor) -> None:
+    if ids.ndim != 2:
+        raise InputError(
+            f"{name} must be (batch, position): got shape {tuple(ids.shape)}; one sequence is ids.unsqueeze(0)"
+        )
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InputError(f"{name} must be whole numbers: got {ids.dtype}; did embeddings or a mask get this name?")
+    table = _embedding(model)
+    if table is not None and not (int(ids.min()) >= 0 and int(ids.max()) < table.num_embeddings):
+        wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise InputError(
+            f"{name} must be ids of the model's vocabulary, 0 to {table.num_embeddings - 1}: got {wrong}; is this the "
+            "right tokenizer?"
+        )
+
+
+def _embedding(model: nn.Module) -> nn.Embedding | None:
+    try:
+        found = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return found if isinstance(found, nn.Embedding) else None
+
+
+def _refuse_sequence_first(model: nn.Module) -> None:
+    """PyTorch's own modules take (position, batch, width) unless told otherwise: then rows cannot be told apart."""
+    if not isinstance(model, _PLAIN):
+        return
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
+            raise InputError(
+                f"inputs must have the batch first: {path} of {type(model).__name__} was made with batch_first=False; make "
+                "it with batch_first=True and hand over (batch, position, width)"
+            )
+
+
+def failed_on(model: nn.Module, inputs: Mapping[str, Any], error: Exception, limit: int | None) -> InputError:
+    """The error for inputs on which the model itself fails; `limit` is how many positions it takes."""
+    shapes = {name: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for name, v in inputs.items()}
+    reason = (str(error).strip().splitlines() or [""])[0][:200]
+    sides = [name for name in inputs if name.endswith(("input_ids", "inputs_embeds"))]
+    long = [name for name in sides if limit is not None and _length(inputs[name]) > limit]
+    hint = (
+        f"{long[0]} is longer than the {limit} positions that it takes" if long else "check names, lengths and values"
+    )
+    return InputError(
+        f"the model must run on its inputs: {type(model).__name__} does not on {shapes} ({type(error).__name__}: {reason}); "
+        f"{hint}"
+    )
+
+
+def _length(value: Any) -> int:
+    return int(value.shape[1]) if isinstance(value, Tensor) and value.ndim > 1 else 0

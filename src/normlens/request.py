@@ -1,0 +1,136 @@
+"""What is asked of a run, checked once, and whether its result fits into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from normlens.anatomy.description import Anatomy, Site
+from normlens.decompose.stages import PairRequest
+from normlens.errors import InputError
+from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
+from normlens.word_level import WordMode
+
+Precision = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which measures of which sites, and how they are computed."""
+
+    measures: tuple[str, ...]
+    mixing: tuple[str, ...]
+    sites: tuple[Site, ...]
+    words: WordMode | None
+    dtype: torch.dtype
+    pairs: PairRequest  # what these measures need of each site's pairs
+    record: dict[str, Any]  # as it was asked for, for the provenance
+
+    @classmethod
+    def of(
+        cls,
+        anatomy: Anatomy,
+        *,
+        measures: Sequence[str] | None = None,
+        mixing: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        sites: Sequence[str] | None = None,
+        words: WordMode | None = None,
+        precision: Precision = "float32",
+    ) -> Request:
+        """Check a request against a model's anatomy; `mixing` adds to the ratios of the maps asked for."""
+        names = chosen_measures(measures)
+        gated = next((site for site in anatomy.sites if site.gated), None)
+        if gated is not None and measures is not None and "f_norm" in names:
+            raise InputError(
+                f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
+                f"attention and the output projection ({gated.path}); ask for af_norm instead"
+            )
+        if gated is not None:
+            names = tuple(name for name in names if name != "f_norm")
+        ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
+        if words is not None and words not in get_args(WordMode):
+            raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
+        if precision not in get_args(Precision):
+            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
+        mixed = tuple(name for name in MAPS if name in ratios)
+        return cls(
+            measures=names,
+            mixing=mixed,
+            sites=_chosen_sites(anatomy, layers, sites),
+            words=words,
+            dtype=torch.float64 if precision == "float64" else torch.float32,
+            pairs=needed(names, mixed, by_word=words is not None),
+            record={
+                "measures": list(names),
+                "mixing": list(mixed),
+                "layers": None if layers is None else sorted({int(layer) for layer in layers}),
+                "words": words,
+                "precision": precision,
+            },
+        )
+
+
+def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequence[str] | None) -> tuple[Site, ...]:
+    if kinds is not None:
+        for kind in kinds:
+            if kind not in anatomy.kinds:
+                raise InputError(f"a site must be one of {', '.join(anatomy.kinds)} for this model: got {kind!r}")
+    chosen = [site for site in anatomy.sites if kinds is None or site.kind in kinds]
+    if layers is None:
+        return tuple(chosen)
+    valid = sorted({site.layer for site in chosen})
+    for layer in layers:
+        if layer not in valid:
+            raise InputError(f"a layer must be one of {_ranges(valid)}: got {layer!r} (layers count from 1)")
+    return tuple(site for site in chosen if site.layer in set(layers))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def available_bytes() -> int | None:
+    """The memory that can still be had, where the system says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def kept_bytes(request: Request, lengths: Sequence[tuple[int, int]]) -> int:
+    """What the arrays of these sequences will take; `lengths` are their source and target positions."""
+    size = request.dtype.itemsize
+    return sum(size * _numbers(site, request, *length) for length in lengths for site in request.sites)
+
+
+def _numbers(site: Site, request: Request, source: int, target: int) -> int:
+    queries = source if site.kind == "encoder" or not target else target
+    axes = {"head": site.heads, "query": queries, "key": source if site.kind == "cross" else queries}
+    total = queries * len(request.mixing)
+    for name in request.measures:
+        count = 1
+        for axis in MEASURES[name].axes[1:]:
+            count *= axes[axis]
+        total += count
+    return total
+
+
+def check_fits(request: Request, lengths: Sequence[tuple[int, int]]) -> None:
+    """An error that says how much is needed and what makes it fit, where the result would not."""
+    needed, free = kept_bytes(request, lengths), available_bytes()
+    if free is None or needed <= free:
+        return
+    by_head = [name for name in request.measures if "head" in MEASURES[name].axes and "query" in MEASURES[name].axes]
+    first = f"leave out {' and '.join(by_head)} (measures=[…])" if by_head else "name fewer measures or layers"
+    raise InputError(
+        f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; {first}, "
+        "ask for ratios alone (measures=[], mixing=[…]), or take one site at a time with stream()"
+    )

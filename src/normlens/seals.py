@@ -1,0 +1,116 @@
+"""What is read back is what was written: JSON records that carry their own digest, and folders that list their files'.
+
+A digest is a guard against damage, against a run that mixes two inputs, and against a file that somebody changed by hand;
+it is no signature. So a record whose digest is right is still read as data of a stranger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normlens.errors import InputError
+from normlens.files import write_json
+
+SEAL = "normlens-seal.json"  # lists the files of a folder
+_DIGEST = "digest"
+_LARGEST_RECORD = 1 << 28  # bytes
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file; `what` names it in the error: `a manifest`."""
+    try:
+        if path.stat().st_size > _LARGEST_RECORD:
+            raise ValueError(f"it has more than {_LARGEST_RECORD} bytes")
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
+        raise InputError(f"{what} must be a readable JSON file: {path} is not ({reason})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{what} must be a JSON object: {path} holds {type(content).__name__}")
+    return content
+
+
+def write_sealed_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write a JSON object together with its digest."""
+    text = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", errors="replace")
+    plain = json.loads(text)  # what a reader will see: without tuples, and without half surrogate pairs of file names
+    return write_json(path, {**plain, _DIGEST: _digest(plain)})
+
+
+def read_sealed_json(path: Path, what: str) -> dict[str, Any]:
+    """What `write_sealed_json` wrote, without the digest; a record that was changed is an error."""
+    content = read_json(path, what)
+    found = content.pop(_DIGEST, None)
+    try:
+        right = found == _digest(content)
+    except (ValueError, RecursionError):  # a number or a depth that Python reads and does not write
+        right = False
+    if not right:
+        raise InputError(f"{what} must be as normlens wrote it: {path} was changed or damaged")
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"a file must be readable: {path} is not ({error.strerror or error})") from error
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file, or of all files below a folder with their names."""
+    if not path.is_dir():
+        return file_digest(path)
+    digest = hashlib.sha256()
+    for name, file in _files(path):
+        digest.update(f"{name}\0{file_digest(file)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def seal_folder(folder: Path) -> None:
+    """List the digests of all files of a folder in a file of it."""
+    files = {name: file_digest(file) for name, file in _files(folder, skip=(SEAL,))}
+    write_sealed_json(folder / SEAL, {"files": files})
+
+
+def check_folder(folder: Path, what: str) -> None:
+    """Every file that was sealed must be there, unchanged, and no other; `what` names the folder in the error."""
+    if not (folder / SEAL).is_file():
+        raise InputError(f"{what} lists its files in {SEAL}: {folder} has no such list, so that it cannot be checked")
+    listed = read_sealed_json(folder / SEAL, f"the list of files of {what}").get("files")
+    if not isinstance(listed, dict):
+        raise InputError(f"{what} lists its files in {SEAL}: the one in {folder} lists none")
+    found = dict(_files(folder, skip=(SEAL,)))
+    for name in sorted({*listed, *found}):
+        if name not in found:
+            raise InputError(
+                f"{what} must be complete: {folder / name} is missing; make it again, or bring the file back"
+            )
+        if name not in listed:
+            raise InputError(
+                f"{what} must be as it was written: {folder / name} does not belong to it; remove that file"
+            )
+        if file_digest(found[name]) != listed[name]:
+            raise InputError(f"{what} must be as it was written: {folder / name} was changed or damaged; make it again")
+
+
+def _files(folder: Path, skip: Collection[str] = ()) -> Iterator[tuple[str, Path]]:
+    """Regular files below a folder, by their path in it."""
+    try:
+        found = sorted(folder.rglob("*"))
+    except OSError as error:
+        raise InputError(f"a folder must be readable: {folder} is not ({error.strerror or error})") from error
+    for path in found:
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in skip:
+            yield name, path

@@ -1,0 +1,83 @@
+"""Results to folders and back: the same numbers to the last bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+
+from normlens.analysis import Analysis
+from normlens.errors import InputError
+from normlens.explanation import Explanation, is_explanation, open_explanation
+from normlens.files import whole_folder
+from normlens.seals import SEAL
+from normlens.zarr_folder import attributes_of, read_tree, write_tree
+
+if TYPE_CHECKING:
+    from normlens.corpus.running.result import CorpusResult
+
+_FORMAT = 2
+
+
+def open_result(path: str | Path) -> Analysis | Explanation | CorpusResult:
+    """What a folder holds: a saved analysis, a saved explanation, or the results of a corpus run."""
+    from normlens.corpus.running.result import is_corpus, open_corpus
+
+    if is_explanation(path):
+        return open_explanation(path)
+    return open_corpus(path) if is_corpus(path) else open_analysis(path)
+
+
+def save_analysis(analysis: Analysis, path: str | Path, *, overwrite: bool) -> Path:
+    """Write an analysis to a Zarr folder; an older one is replaced only if asked for, and only by a whole one."""
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
+    if target.exists() and not ((target / SEAL).exists() or "normlens" in attributes_of(target)):
+        raise InputError(f"only a saved analysis is replaced: {target} is something else; choose another path")
+    with whole_folder(target) as draft:
+        _write(analysis, draft)
+    return target
+
+
+def open_analysis(path: str | Path) -> Analysis:
+    """The analysis that `save` wrote to this folder."""
+    folder = Path(path)
+    tree = read_tree(folder, "a saved analysis")
+    try:
+        record = json.loads(tree.attrs.get("normlens", "{}"))
+        if record.get("format") != _FORMAT:
+            raise InputError(
+                f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?"
+            )
+        sites = {kind: _labelled(tree, kind, labels) for kind, labels in record["tokens"].items()}
+        return Analysis(sites, dict(record["provenance"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"a saved analysis tells its sites and tokens: {folder} does not ({error}); make it again"
+        ) from error
+
+
+def _labelled(tree: xr.DataTree, kind: str, labels: Mapping[str, Sequence[str]]) -> xr.Dataset:
+    node = tree[kind]
+    if not isinstance(node, xr.DataTree):
+        raise TypeError(f"{kind} is no site")
+    strings = {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
+    return node.to_dataset(inherit=False).assign_coords(strings)
+
+
+def _write(analysis: Analysis, folder: Path) -> None:
+    # Token strings stand in the record, not in arrays: Zarr has no settled type for strings of any length.
+    labels = {
+        kind: {axis: dataset[f"{axis}_token"].values.tolist() for axis in ("query", "key")}
+        for kind, dataset in analysis.sites.items()
+    }
+    record = {"format": _FORMAT, "provenance": dict(analysis.provenance), "tokens": labels}
+    plain = {kind: dataset.drop_vars(["query_token", "key_token"]) for kind, dataset in analysis.sites.items()}
+    tree = xr.DataTree.from_dict({f"/{kind}": dataset for kind, dataset in plain.items()})
+    tree.attrs["normlens"] = json.dumps(record, ensure_ascii=False)
+    write_tree(tree, folder)

@@ -1,0 +1,91 @@
+"""Labelled arrays as a Zarr folder that notices damage, and that is looked through before any of it is believed.
+
+Zarr takes a missing chunk for one that holds nothing but fill values, and makes room for whatever shape a file declares. So
+every chunk is written, all files are listed with their digests, and a folder is opened only if its arrays are numbers in
+chunks that are all there.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from normlens.errors import InputError
+from normlens.seals import SEAL, check_folder, read_json, seal_folder
+
+_METADATA = "zarr.json"
+_ITEM_SIZE = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "int32": 4, "uint32": 4, "float32": 4,
+    "int64": 8, "uint64": 8, "float64": 8,
+}  # fmt: skip
+_CODECS = {"bytes", "zstd"}
+_LARGEST_CHUNK = 1 << 30  # bytes
+
+
+def write_tree(tree: xr.DataTree, folder: Path) -> None:
+    """Write a tree of numeric arrays to a new folder, and the list of its files."""
+    import zarr
+
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        tree.to_zarr(folder, mode="w", consolidated=False, zarr_format=3)
+    seal_folder(folder)
+
+
+def read_tree(folder: Path, what: str) -> xr.DataTree:
+    """What `write_tree` wrote, in memory; `what` names it in an error: `a saved analysis`."""
+    if not (folder / _METADATA).is_file():
+        raise InputError(f"{what} is a Zarr folder: {folder} is none; check the path")
+    check_folder(folder, what)
+    for path in sorted(folder.rglob(_METADATA)):
+        _check_node(path, what)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Object at .* is not recognized as a component of a Zarr")
+            with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
+                return tree.load()
+    except Exception as error:  # what a stranger's file may raise in two libraries is not ours to list
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise InputError(f"{what} must be whole: {folder} cannot be read ({reason}); make it again") from error
+
+
+def attributes_of(folder: str | Path) -> dict[str, Any]:
+    """The attributes of a Zarr folder, without opening it; nothing where it is none."""
+    try:
+        found = read_json(Path(folder) / _METADATA, "the description of a Zarr folder").get("attributes")
+    except InputError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _check_node(path: Path, what: str) -> None:
+    node = read_json(path, f"the description of {what}")
+    if node.get("node_type") == "group":
+        return
+    try:
+        chunks, size = _chunks(node)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{what} consists of arrays of numbers: {path} describes none ({error})") from error
+    if size > _LARGEST_CHUNK:
+        raise InputError(f"{what} has chunks of at most {_LARGEST_CHUNK} bytes: {path} declares {size}; is it ours?")
+    found = sum(1 for file in path.parent.rglob("*") if file.is_file() and file.name not in (_METADATA, SEAL))
+    if chunks != found:
+        raise InputError(
+            f"{what} must be complete: {path} declares {chunks} chunks, and {found} are there; make it again"
+        )
+
+
+def _chunks(node: dict[str, Any]) -> tuple[int, int]:
+    """How many chunks an array has, and how many bytes each."""
+    shape, chunk = node["shape"], node["chunk_grid"]["configuration"]["chunk_shape"]
+    if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n > 0 for n in chunk):
+        raise ValueError("a shape consists of whole numbers")
+    if unknown := {codec["name"] for codec in node["codecs"]} - _CODECS:
+        raise ValueError(f"its codec is {', '.join(sorted(map(str, unknown)))}")
+    if node["data_type"] not in _ITEM_SIZE:
+        raise ValueError(f"its type is {str(node['data_type'])[:50]}")
+    count = math.prod(-(-n // m) for n, m in zip(shape, chunk, strict=True))
+    return count, math.prod(chunk) * _ITEM_SIZE[node["data_type"]]
