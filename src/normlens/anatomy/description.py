@@ -15,21 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normlens.anatomy.trace import KeyPath
-
-Kind = Literal["encoder", "decoder", "cross"]
-KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
+from normlens.anatomy.operations import KeyPath, OperationKey
+from normlens.decompose.steps import Normalization, Scaling, Step
+from normlens.measures import KINDS as KINDS
+from normlens.measures import Kind as Kind
 
 Placement = Literal["post", "pre", "branch"]
-
-
-@dataclass(frozen=True)
-class OperationKey:
-    """One operation inside one call of a module: the `nth` of its name after the call began `segment` others."""
-
-    segment: int
-    name: str
-    nth: int
 
 
 @dataclass(frozen=True)
@@ -84,10 +75,6 @@ class LinearMap:
             return None if bias is None else bias.detach()
         return self._asked()[1]
 
-    def parameters(self) -> tuple[Tensor, ...]:
-        """The tensors that decide what the map does."""
-        return tuple(self.module.parameters())
-
     def _asked(self) -> tuple[Tensor, Tensor]:
         # A wrapped projection keeps its weights in its own way; what it does to the unit vectors is its matrix.
         weight = next(self.module.parameters())
@@ -140,53 +127,8 @@ class ParameterMap:
         """`b`, or None where the map has none."""
         return None if self.shift is None else laid_out(self.shift.detach(), self.shift_steps)
 
-    def parameters(self) -> tuple[Tensor, ...]:
-        """The tensors that decide what the map does."""
-        return (self.weight,) if self.shift is None else (self.weight, self.shift)
-
 
 AffineMap = LinearMap | ParameterMap
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A normalization: `gamma * (y - mean(y) if centred) / s(y) + beta`, with gamma = `offset` + weight."""
-
-    module: nn.Module
-    path: str
-    centred: bool
-    offset: float
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-
-    def gamma(self) -> Tensor | None:
-        """The scale, or None where the normalization has none."""
-        if self.weight is None or self.offset == 0:
-            return None if self.weight is None else self.weight.detach()
-        # `1 + weight` has more digits than a half-precision weight, and families add in float32.
-        return self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
-
-    def beta(self) -> Tensor | None:
-        """The shift, or None where the normalization has none."""
-        return None if self.bias is None else self.bias.detach()
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A constant on the branch: one number, or one number per coordinate (layer scale)."""
-
-    factor: float | Tensor
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A vector that is added on the branch, a bias beside `b_O`."""
-
-    vector: Tensor
-
-
-Step = Norm | Scale | Shift
 
 
 @dataclass(frozen=True)
@@ -199,7 +141,7 @@ class Gate:
     by_coordinate: bool  # one number per coordinate; otherwise one per query and head, which joins the weights
 
 
-InnerStep = Norm | Scale | Gate
+InnerStep = Normalization | Scaling | Gate
 
 
 @dataclass(frozen=True)
@@ -221,7 +163,7 @@ class Site:
     heads: int
     kv_heads: int
     value_width: int
-    textbook: bool  # the attention is the plain one, which may be computed block by block
+    standard: bool  # the attention is the plain one, which may be computed block by block
     inner: tuple[InnerStep, ...]  # between attention and the output projection
     projection: AffineMap
     rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
@@ -231,10 +173,11 @@ class Site:
     residual_steps: tuple[Step, ...]  # between the residual and the sum
     others: tuple[Place, ...]  # branches added beside attention (a parallel MLP): they belong to no part
     total: Place  # the residual sum
-    norm: Norm | None  # the normalization that follows the sum
+    norm: Normalization | None  # the normalization that follows the sum
     normalized: Place | None
     x: Place  # the vectors that f acts on
     value_map: ValueMap | None  # None where the values are no affine function of x
+    gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
     followed: bool = False  # attention in the family's own code, met by following the data
 
     @property
@@ -242,12 +185,7 @@ class Site:
         """Where the normalization stands."""
         if self.norm is not None:
             return "post"
-        return "branch" if any(isinstance(step, Norm) for step in self.branch) else "pre"
-
-    @property
-    def gated(self) -> bool:
-        """Whether a gate makes `f` depend on the query, so that it has no norm of its own."""
-        return any(isinstance(step, Gate) and step.by_coordinate for step in self.inner)
+        return "branch" if any(isinstance(step, Normalization) for step in self.branch) else "pre"
 
     @property
     def width(self) -> int:

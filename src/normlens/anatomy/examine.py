@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,14 +11,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
-from normlens.anatomy.interface import AttentionCall, answering, evaluating
+from normlens.anatomy.interface import AttentionCall, answering, is_standard, run_arguments, without_autocast
+from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
-from normlens.anatomy.textbook import is_textbook
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
+from normlens.inputs import fresh
 
-#: Source and target of different lengths, so that keys that are no queries show themselves.
-_SOURCE_LENGTH, _TARGET_LENGTH = 7, 5
+#: Lengths on which a model is read: the first two of them that are no number of its configuration (of heads, say), one
+#: for the source and one for the target, so that nothing coincides.
+_LENGTHS = (7, 5, 11, 13, 17, 19)
 
 
 def family_of(model: nn.Module) -> str:
@@ -54,12 +55,12 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
         recorder.before_attention()
         output, alpha = call.eager()
         with _disable_current_modes():  # what is tried out here is no part of the model
-            textbook = is_textbook(call, output, alpha)
-        recorder.attention(call.module, call.value, alpha, output, textbook)
+            standard = is_standard(call, output, alpha)
+        recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with evaluating(model), answering(model, note), recorder.watching():
-        model(**run_arguments(model, inputs if inputs is not None else few_tokens(model)))
+    with answering(model, note), without_autocast(model), recorder.watching():
+        model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
     recorder.trace.lost = recorder.lost()
     return recorder.trace
 
@@ -75,12 +76,100 @@ def few_tokens(model: nn.Module) -> dict[str, Tensor]:
             f"a model is read on a few tokens and so must have a vocabulary: {family_of(model)!r} has none; "
             "give it inputs of its own with `analyze_inputs`"
         )
-    ordinary = [i for i in range(size) if i not in _special_ids(config)][-2 * _SOURCE_LENGTH :]
+    source, target = _lengths(model)
+    ordinary = [i for i in range(size) if i not in _special_ids(config)][-2 * source :]
     device = next(model.parameters()).device
-    inputs = {"input_ids": torch.tensor([ordinary[:_SOURCE_LENGTH]], device=device)}
+    inputs = {"input_ids": torch.tensor([ordinary[:source]], device=device)}
     if is_encoder_decoder(model):
-        inputs["decoder_input_ids"] = torch.tensor([ordinary[-_TARGET_LENGTH:]], device=device)
+        inputs["decoder_input_ids"] = torch.tensor([ordinary[-target:]], device=device)
     return inputs
+
+
+def _lengths(model: nn.Module) -> tuple[int, int]:
+    """The lengths of source and target on which this model is read."""
+    config = getattr(model, "config", None)
+    parts = (config, *(getattr(config, name, None) for name in ("text_config", "decoder", "encoder")))
+    settings = [item for part in parts for item in getattr(part, "__dict__", {}).items()]
+    taken = {value for name, value in settings if "head" in name and isinstance(value, int)}
+    source, target, *_ = (length for length in _LENGTHS if length not in taken)
+    return source, target
+
+
+def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """One sequence of what a foreign module takes: the one from which its masks hide least, as far as one can tell."""
+    padding = [value for name, value in inputs.items() if _by_position(name, value)]
+    # A mask that says one and the same of every position hides nothing, whichever of its values stands for hiding.
+    alike = sum((((m == m[:, :1]).float().mean(1)).cpu() for m in padding), torch.zeros(1))
+    row = int(alike.argmax()) if padding else 0
+    found = {}
+    for name, value in inputs.items():
+        one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] > row
+        over_pairs = one and "mask" in name and not _by_position(name, value) and value.ndim < 3
+        found[name] = value[row : row + 1] if one and not over_pairs else value
+    return found
+
+
+def _by_position(name: str, value: Any) -> bool:
+    """Whether an input is a mask with a row of positions for each sequence; any other mask is over pairs of positions."""
+    return isinstance(value, Tensor) and value.ndim == 2 and name.endswith(("padding_mask", "attention_mask"))
+
+
+def _form(name: str, value: Any) -> tuple[str, object]:
+    """What of a foreign module's input decides what it is: of a mask over pairs, what it says of later and earlier keys."""
+    if "mask" not in name or not isinstance(value, Tensor) or value.ndim < 2 or value.shape[-1] != value.shape[-2]:
+        return name, None
+    if _by_position(name, value):
+        return name, None
+    ahead = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device).triu(1)
+    sides = (value[..., ahead].double(), value[..., ~ahead].double())
+    return name, tuple(
+        float(side.min()) if bool((side == side.min()).all()) else None for side in sides if side.numel()
+    )
+
+
+#: By what an anatomy is known: inputs that change what runs.
+Deciding = frozenset[Any]
+#: Inputs that change which attentions run, or where their keys come from.
+_DECIDING = ("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states")
+
+
+def deciding(model: nn.Module, inputs: Mapping[str, Any]) -> Deciding:
+    """What of the inputs decides which attentions run: names for a transformers model, forms of masks for any other."""
+    known = frozenset(name for name in inputs if name in _DECIDING and inputs[name] is not None)
+    return frozenset(_form(*item) for item in inputs.items()) if _is_foreign(model, inputs) else known
+
+
+def reading_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """On what a model is read that will be run on `inputs`; None: a few tokens.
+
+    Stand-ins are chosen so that nothing coincides: sides of different lengths, several positions, no mask. Only a module
+    that is no transformers model is read on one row of what it is given, since nobody else knows what it takes.
+    """
+    if _is_foreign(model, inputs):
+        return _one_row(inputs)
+    known = [name for name in _DECIDING if inputs.get(name) is not None]
+    if not known:
+        return None
+    source, target = _lengths(model)
+    tokens = few_tokens(model) if any(name.endswith("input_ids") for name in inputs) else {}
+    given: dict[str, Any] = {name: ids for name, ids in tokens.items() if inputs.get(name) is not None}
+    for name in known:
+        value = inputs[name]
+        states = next(tensor for _, tensor in tensors_in(dict(value) if hasattr(value, "items") else value))
+        length = target if name.startswith("decoder") else source + (2 if name == "encoder_hidden_states" else 0)
+        drawn = torch.randn(1, length, states.shape[-1], generator=torch.Generator().manual_seed(0))
+        drawn = (drawn * states.float().std().cpu().nan_to_num(1.0)).to(states)
+        if isinstance(value, Tensor):
+            given[name] = drawn
+        else:
+            given[name] = (drawn,) if isinstance(value, tuple | list) else type(value)(last_hidden_state=drawn)
+    return given
+
+
+def _is_foreign(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Whether nobody but the user knows what the module takes."""
+    known = any(name in _DECIDING and inputs[name] is not None for name in inputs)
+    return bool(inputs) and not known and ("input_ids" not in inputs or not hasattr(model, "config"))
 
 
 def _special_ids(config: Any) -> set[Any]:
@@ -90,11 +179,3 @@ def _special_ids(config: Any) -> set[Any]:
         if name.endswith(("_token_id", "_token_index")):
             found |= set(value) if isinstance(value, list) else {value}
     return found
-
-
-def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing."""
-    arguments = dict(inputs)
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        arguments.setdefault("use_cache", False)
-    return arguments

@@ -1,8 +1,8 @@
 """Find attention that a model's own code does: follow the weights from the softmax to the product with the values.
 
 Many families do not hand their attention to transformers' interface. At the level of PyTorch's dispatcher they all do
-the same: a softmax, perhaps a mask or a copy, and one batched product with the values. `Follower` watches operations
-as they run and gives a `Product` for each such one; the same class serves the traced pass and every later run.
+the same: a softmax, perhaps a mask or a copy, and one batched product with the values. `SoftmaxFollower` watches operations
+as they run and gives a `AttentionProduct` for each such one; the same class serves the traced pass and every later run.
 """
 
 from __future__ import annotations
@@ -13,48 +13,17 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from normlens.anatomy.operations import LAYOUT
 from normlens.errors import AnatomyError
 
 _SOFTMAX = {"aten::_softmax", "aten::_safe_softmax", "aten::softmax"}
 _PRODUCT = {"aten::bmm", "aten::mm", "aten::matmul"}
-#: What may stand between the softmax and the product: other layouts of the same weights, and their masking.
-_PASSES = {
-    f"aten::{name}"
-    for name in [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "transpose",
-        "permute",
-        "clone",
-        "contiguous",
-        "_to_copy",
-        "alias",
-        "detach",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "slice",
-        "select",
-        "_reshape_alias",
-        "to",
-        "unflatten",
-        "flatten",
-        "mul",
-        "mul_",
-        "div",
-        "masked_fill",
-        "masked_fill_",
-        "where",
-        "nan_to_num",
-        "dropout",
-    ]
-}
+#: What may stand between the softmax and the product beside other layouts of the same weights: their masking.
 _MASKS = {f"aten::{name}" for name in ["mul", "mul_", "div", "masked_fill", "masked_fill_", "where", "nan_to_num"]}
 
 
 @dataclass(frozen=True)
-class Product:
+class AttentionProduct:
     """One product of attention weights and values, as it ran and in the common layout."""
 
     product: Tensor  # what the operation gave
@@ -64,7 +33,7 @@ class Product:
     heads: Float[Tensor, "batch query head width"]
 
 
-class Follower:
+class SoftmaxFollower:
     """Watches operations; one for each region in which attention is looked for."""
 
     def __init__(self, batch: int) -> None:
@@ -75,7 +44,7 @@ class Follower:
         self.waiting: dict[int, Tensor] = {}
         self._origin: dict[int, int] = {}
 
-    def see(self, name: str, args: Any, result: Any) -> Product | None:
+    def see(self, name: str, args: Any, result: Any) -> AttentionProduct | None:
         """Take note of one operation; the product with the values ends the way."""
         if name in _SOFTMAX:
             if result.ndim >= 3:
@@ -87,7 +56,7 @@ class Follower:
             return None
         if name in _PRODUCT:
             return self._product(args, result)
-        if name in _PASSES:
+        if name in LAYOUT or name in _MASKS:
             for argument in args:
                 known = self._weights.get(id(argument)) if isinstance(argument, Tensor) else None
                 if known is None or known[0] is not argument:
@@ -105,7 +74,7 @@ class Follower:
             return self._batch, weights.shape[0] // self._batch
         return None
 
-    def _product(self, args: Any, result: Tensor) -> Product | None:
+    def _product(self, args: Any, result: Tensor) -> AttentionProduct | None:
         left, right = args[0], args[1]
         for weights, values, turned in ((left, right, False), (right, left, True)):
             known = self._weights.get(id(weights))
@@ -120,7 +89,7 @@ class Follower:
             self.waiting.pop(self._origin[id(weights)], None)
             by_head, product = (values, result) if not turned else (values.mT, result.mT)
             alpha = (weights.mT if turned else weights).unflatten(0, known[1])
-            return Product(
+            return AttentionProduct(
                 result, values, alpha, by_head.unflatten(0, known[1]), product.unflatten(0, known[1]).transpose(1, 2)
             )
         return None

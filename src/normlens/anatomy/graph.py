@@ -7,38 +7,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normlens.anatomy.description import AffineMap, Layout, LinearMap, OperationKey, ParameterMap, Place
+from normlens.anatomy.description import AffineMap, Layout, LinearMap, ParameterMap, Place
+from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
 
-#: Operations that hand a tensor on with the same numbers in another shape, layout or dtype.
-SAME = {
-    f"aten::{name}"
-    for name in [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "transpose",
-        "permute",
-        "clone",
-        "contiguous",
-        "_to_copy",
-        "alias",
-        "detach",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "t",
-        "slice",
-        "select",
-        "_reshape_alias",
-        "lift_fresh",
-        "to",
-        "unflatten",
-        "flatten",
-        "dropout",
-    ]
-}
 _SPLITS = {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"}
 ADD = {"aten::add", "aten::add_"}
 MULTIPLY = {"aten::mul", "aten::mul_"}
@@ -125,7 +98,7 @@ class Graph:
         if operation.name == "aten::bmm" and self.trace.tensors[weight.number].shape[0] != 1:
             return None
         scope = self.trace.calls[operation.scope]
-        key = OperationKey(operation.segment, operation.name, operation.nth)
+        key = operation.key
         given = operation.outputs[0]
         return Linear(
             value,
@@ -145,14 +118,14 @@ class Graph:
         )
 
     def _parameter(self, operand: object) -> tuple[Tensor, tuple[Layout, ...]] | None:
-        """The parameter behind an operand, and the operations that gave it another layout."""
+        """The parameter that an operand comes from, and the operations that gave it another layout."""
         if not isinstance(operand, Value):
             return None
         steps: list[Layout] = []
         number = operand.number
         while number in self.trace.producer:
             operation = self.trace.operations[self.trace.producer[number]]
-            if operation.name not in SAME | _SPLITS or len(operation.inputs) != 1:
+            if operation.name not in LAYOUT | _SPLITS or len(operation.inputs) != 1:
                 return None
             index = operation.outputs.index(number) if operation.name in _SPLITS else None
             steps.append((operation.name.removeprefix("aten::"), tuple(operation.operands[1:]), index))
@@ -169,7 +142,7 @@ class Graph:
         number = operand.number
         while number in self.trace.producer:
             operation = self.trace.operations[self.trace.producer[number]]
-            if operation.name not in SAME or len(operation.inputs) != 1:
+            if operation.name not in LAYOUT or len(operation.inputs) != 1:
                 return None
             number = operation.inputs[0]
         tensor = self.trace.tensors[number]
@@ -188,7 +161,7 @@ class Graph:
             operation = self.trace.operations[self.trace.producer[value]]
             if operation.scope >= 0:
                 scope = self.trace.calls[operation.scope]
-                key = OperationKey(operation.segment, operation.name, operation.nth)
+                key = operation.key
                 position = (operation.outputs.index(value),)
                 place = Place(scope.module, scope.path, "output", position, scope.occurrence, key)
                 return self._place(place, value)
@@ -213,10 +186,10 @@ class Graph:
                 return found
             if onwards:
                 steps = [self.trace.operations[i] for i in self.trace.consumers[current]]
-                stack.extend(step.outputs[0] for step in steps if step.name in SAME)
+                stack.extend(step.outputs[0] for step in steps if step.name in LAYOUT)
             elif current in self.trace.producer:
                 step = self.trace.operations[self.trace.producer[current]]
-                stack.extend(step.inputs if step.name in SAME else ())
+                stack.extend(step.inputs if step.name in LAYOUT else ())
         return place
 
     def at_boundary(self, value: int) -> Place | None:

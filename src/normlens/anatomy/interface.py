@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -22,9 +24,28 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from normlens.errors import AnatomyError
+from normlens.decompose.attention import AttentionInputs, attend
+from normlens.errors import AnatomyError, InputError
 
 IMPLEMENTATION = "normlens"
+#: Options that change the numbers and are understood.
+_UNDERSTOOD = {"scaling", "softcap", "position_bias"}
+#: Options that do not change the numbers of an eager function in eval mode: masks carry what they would say.
+_WITHOUT_EFFECT = {
+    "dropout",
+    "is_causal",
+    "sliding_window",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "use_cache",
+    "position_ids",
+    "cache_position",
+    "layer_idx",
+    "deterministic",
+    "position_embeddings",
+}
 
 
 @dataclass(frozen=True)
@@ -45,10 +66,52 @@ class AttentionCall:
             mask = _only(indices, mask, self.query, self.key)
         return own_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
+    def standard(self) -> AttentionInputs | None:
+        """The call as plain `softmax(q k^T + mask) v`; None where it carries something that is not understood."""
+        options = {name: value for name, value in self.options.items() if value is not None}
+        additive = self.mask is None or (self.mask.is_floating_point() and self.mask.ndim == 4)
+        if set(options) - _UNDERSTOOD - _WITHOUT_EFFECT or not additive:
+            return None
+        return AttentionInputs(
+            self.query,
+            self.key,
+            self.value,
+            self.mask,
+            float(options.get("scaling", self.query.shape[-1] ** -0.5)),
+            options.get("position_bias"),
+            options.get("softcap"),
+        )
+
+
+def is_standard(call: AttentionCall, output: Tensor, alpha: Tensor) -> bool:
+    """Whether the plain form gives the same output and weights as the family's own function.
+
+    Where it does, on the traced input, later runs compute the weights block by block without ever holding all of them;
+    everywhere else the family's own function goes on being used.
+    """
+    inputs = call.standard()
+    if inputs is None or call.query.shape[1] % call.key.shape[1] or alpha.ndim != 4:
+        return False
+    seen: list[Tensor] = []
+    ours = attend(inputs, lambda block, start: seen.append(block))
+    weights = torch.zeros_like(alpha)
+    weights[..., : seen[0].shape[-1]] = seen[0]
+    tolerance = 64 * torch.finfo(output.dtype).eps
+    return _close(ours, output, tolerance) and _close(weights, alpha, tolerance)
+
+
+def _close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    if ours.shape != theirs.shape:
+        return False
+    scale = float(theirs.abs().max())
+    return float((ours - theirs).abs().max()) <= tolerance * max(scale, 1e-30)
+
 
 #: Answers a call with the attention output (batch query head value_width).
 Handler = Callable[[AttentionCall], Tensor]
 _handler: ContextVar[Handler | None] = ContextVar("normlens_handler", default=None)
+#: Whether False in a mask hides a key, as in PyTorch's own attention; eager functions add a mask to the scores as it is.
+_false_hides: ContextVar[bool] = ContextVar("normlens_false_hides", default=True)
 
 
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -66,11 +129,18 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
     )
 
 
-def _probe(
+def _answer(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    call = AttentionCall(module, query, key, value, attention_mask, kwargs)
+    if attention_mask is not None and attention_mask.dtype == torch.bool and _false_hides.get():
+        lowest = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
     handler = _handler.get()
+    if handler is None and attention_mask is None:
+        # The user's own call in another thread, begun before this implementation stood in: sdpa needs no mask to be causal.
+        output: Tensor = AttentionInterface()["sdpa"](module, query, key, value, None, **kwargs)[0]
+        return output, None
+    call = AttentionCall(module, query, key, value, attention_mask, kwargs)
     return (call.eager()[0] if handler is None else handler(call)), None
 
 
@@ -88,18 +158,6 @@ def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> T
     return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, lowest)
 
 
-def _register() -> None:
-    AttentionInterface.register(IMPLEMENTATION, _probe)
-    # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-
-
-def _outermost_pretrained(model: nn.Module) -> list[PreTrainedModel]:
-    if isinstance(model, PreTrainedModel):
-        return [model]
-    return [found for child in model.children() for found in _outermost_pretrained(child)]
-
-
 def all_modules(model: nn.Module) -> Iterator[nn.Module]:
     """What `model.modules()` gives, without a generator inside a generator for every level: this runs in every pass.
 
@@ -113,42 +171,145 @@ def all_modules(model: nn.Module) -> Iterator[nn.Module]:
             waiting.extend(module._modules.values())
 
 
+class _ProcessWide:
+    """A setting of the whole process, on while any pass needs it: two threads must not put it back for each other."""
+
+    def __init__(self, turn_on: Callable[[ExitStack], None]) -> None:
+        self._turn_on, self._lock, self._users, self._undo = turn_on, threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._turn_on(self._undo)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._undo.close()
+
+
+def _turn_off_fused_attention(undo: ExitStack) -> None:
+    undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
+    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+
+
+#: No fused attention inside the block, so that a softmax in a family's own code can be seen.
+unfused = _ProcessWide(_turn_off_fused_attention)
+#: Hooks and handlers are Python code that a compiled call would not run, or would compile.
+_uncompiled = _ProcessWide(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether a call of this module would run compiled code: `compile()`, `torch.compile` of it or of its forward."""
+    return (
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+    )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
-    training = [module for module in all_modules(model) if module.training]
-    if training:
-        model.eval()
+    modules = list(all_modules(model))
+    training = [module for module in modules if module.training]
     try:
-        with torch.no_grad():
+        for module in training:
+            module.training = False
+        with _uncompiled() if any(map(_is_compiled, modules)) else nullcontext(), torch.no_grad():
             yield
     finally:
         for module in training:
             module.training = True
 
 
+def autocast_dtype(model: nn.Module) -> torch.dtype | None:
+    """The dtype in which autocast makes the model compute now; None where it is off."""
+    device = next(model.parameters()).device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def without_autocast(model: nn.Module) -> AbstractContextManager[object]:
+    """What runs inside is not the model's own computation, and is not rounded with it."""
+    if autocast_dtype(model) is None:
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, enabled=False)
+
+
 @contextmanager
 def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
     """Give every attention that the model runs inside the block to a handler; all is put back afterwards.
 
-    Attention that goes another way (a family's own code, plain PyTorch) is at least not fused inside the block, so that
-    `normlens.anatomy.follow` can see its softmax.
+    The model runs in eval mode and without gradients. Attention that goes another way (a family's own code, plain
+    PyTorch) is at least not fused inside the block, so that `normlens.anatomy.follow` can see its softmax.
     """
-    _register()
-    tops = _outermost_pretrained(model)
-    submodels = [m for top in tops for m in all_modules(top) if isinstance(m, PreTrainedModel)]
+    AttentionInterface.register(IMPLEMENTATION, _answer)
+    # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
+    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    submodels = [module for module in all_modules(model) if isinstance(module, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
     token = _handler.set(handler)
-    fast = torch.backends.mha.get_fastpath_enabled()
+    hides = _false_hides.set("eager" not in {implementation for _, implementation in before.values()})
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for top in tops:
-            top.set_attn_implementation(IMPLEMENTATION)
-        with sdpa_kernel(SDPBackend.MATH):
+        inner: set[nn.Module] = set()
+        for submodel in submodels:  # outer ones come first, and set the inner ones too
+            if submodel not in inner:
+                submodel.set_attn_implementation(IMPLEMENTATION)
+                inner.update(all_modules(submodel))
+        with evaluating(model), unfused():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         _handler.reset(token)
+        _false_hides.reset(hides)
         for config, implementation in before.values():
-            # The attribute behind the property: the property itself would overwrite the sub-configurations too.
+            # The attribute of the property: the property itself would overwrite the sub-configurations too.
             config._attn_implementation_internal = implementation
+
+
+@dataclass
+class _PassLock:
+    """Lets one pass at a time through a model: a pass changes how the model attends."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    reader: int | None = None  # the thread that reads a stream, which runs in a thread of its own
+
+
+_locks: WeakKeyDictionary[nn.Module, _PassLock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def is_streaming(model: nn.Module) -> bool:
+    """Whether a stream on this model is open in this thread."""
+    known = _locks.get(model)
+    return known is not None and known.reader == threading.get_ident()
+
+
+@contextmanager
+def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[None]:
+    """Wait until no other thread runs a pass through this model; `reader` is the thread that a stream runs for."""
+    with _locks_lock:
+        known = _locks.setdefault(model, _PassLock())
+    if is_streaming(model):
+        raise InputError(
+            "a model runs one pass at a time: a stream on it is still open in this thread; read it to its end, or "
+            "close() it, then start the next pass"
+        )
+    with known.lock:
+        before, known.reader = known.reader, known.reader if reader is None else reader
+        try:
+            yield
+        finally:
+            known.reader = before
+
+
+def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing."""
+    arguments = dict(inputs)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        arguments.setdefault("use_cache", False)
+    return arguments

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normlens.anatomy.description import Norm, Scale, Shift, Step
-from normlens.anatomy.graph import ADD, DIVIDE, MULTIPLY, SAME, Graph
+from normlens.anatomy.graph import ADD, DIVIDE, MULTIPLY, Graph
 from normlens.anatomy.norms import norm_taking
+from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import Call, Operation, Value
+from normlens.decompose.steps import Normalization, Scaling, Shift, Step
 
 _NORMALIZES = {
     f"aten::{name}"
@@ -51,7 +52,7 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             operation = trace.operations[index]
             step = _step(graph, operation, value, width)
             other = _other(operation, value)
-            if operation.name in SAME and operation.operands[0] == Value(value):
+            if operation.name in LAYOUT and operation.operands[0] == Value(value):
                 if _alike(graph, operation.outputs[0], value):
                     ways.append((operation.outputs[0], steps, others))
             elif step is not None:
@@ -59,7 +60,8 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             elif operation.name in ADD and isinstance(other, Value) and _alike(graph, other.number, value):
                 found = _residual(graph, other.number, upstream, width)
                 if found is not None:
-                    return Joined(steps, others, *found, operation.outputs[0])
+                    total, beside = _with_later_branches(graph, operation.outputs[0])
+                    return Joined(steps, (*others, *beside), *found, total)
                 if given in trace.ancestors(other.number):
                     met.append("a branch that itself comes from the attention output")
                     continue
@@ -72,8 +74,24 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
     )
 
 
+def _with_later_branches(graph: Graph, total: int) -> tuple[int, tuple[int, ...]]:
+    """The sum together with branches that are added to it afterwards and do not come from it (a parallel MLP)."""
+    trace = graph.trace
+    beside: list[int] = []
+    while len(trace.consumers[total]) == 1:
+        operation = trace.operations[trace.consumers[total][0]]
+        other = _other(operation, total)
+        if operation.name not in ADD or not isinstance(other, Value) or not _alike(graph, other.number, total):
+            break
+        if total in trace.ancestors(other.number):
+            break
+        beside.append(other.number)
+        total = operation.outputs[0]
+    return total, tuple(beside)
+
+
 def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple[int, tuple[Step, ...]] | None:
-    """The value that attention came from behind an operand of the sum, and the constants between the two."""
+    """The value that attention came from, at the origin of an operand of the sum, and the constants between the two."""
     steps: list[Step] = []
     while value not in upstream:
         if value not in graph.trace.producer:
@@ -85,7 +103,7 @@ def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple
         step = _step(graph, operation, tensors[0], width)
         if step is not None:
             steps.append(step)
-        elif operation.name not in SAME:
+        elif operation.name not in LAYOUT:
             return None
         value = tensors[0]
     return value, tuple(reversed(steps))
@@ -99,9 +117,9 @@ def _step(graph: Graph, operation: Operation, value: int, width: int) -> Step | 
     if constant is None:
         return None
     if operation.name in MULTIPLY:
-        return Scale(constant)
+        return Scaling(constant)
     if operation.name in DIVIDE:
-        return Scale(1.0 / constant) if operation.operands[0] == Value(value) else None
+        return Scaling(1.0 / constant) if operation.operands[0] == Value(value) else None
     return Shift(constant) if isinstance(constant, Tensor) else None
 
 
@@ -116,13 +134,13 @@ def _alike(graph: Graph, one: int, other: int) -> bool:
     return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
 
 
-def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
-    """The normalization that all readers of the sum stand behind, if it belongs to the same block."""
+def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Normalization] | None:
+    """The normalization that the sum goes through before anybody else reads it, if it belongs to the same block."""
     trace = graph.trace
     summed = trace.operations[trace.producer[total]].scope
     while len(trace.consumers[total]) == 1 and not trace.taken_by[total]:
         operation = trace.operations[trace.consumers[total][0]]
-        if operation.name not in SAME:
+        if operation.name not in LAYOUT:
             break
         total = operation.outputs[0]
     for call, norm in norm_taking(graph, total, (width,)):
@@ -131,7 +149,25 @@ def post_norm(graph: Graph, total: int, width: int) -> tuple[Call, Norm] | None:
         if not elsewhere and _same_block(graph, call, summed):
             return call, norm
     _refuse_hidden_norm(graph, total, summed)
+    _refuse_late_norm(graph, total, width, summed)
     return None
+
+
+def _refuse_late_norm(graph: Graph, total: int, width: int, summed: int) -> None:
+    """A constant between the sum and its normalization must not make the block pass for one without."""
+    trace = graph.trace
+    while len(trace.consumers[total]) == 1:
+        operation = trace.operations[trace.consumers[total][0]]
+        if operation.name not in LAYOUT and _step(graph, operation, total, width) is None:
+            return
+        total = operation.outputs[0]
+        for call, _ in norm_taking(graph, total, (width,)):
+            elsewhere = [i for i in trace.consumers[total] if not call.start <= i < call.end]
+            if not elsewhere and _same_block(graph, call, summed):
+                raise graph.stopped(
+                    "a normalization after the residual sum must follow it directly",
+                    f"something stands between the sum and {call.path}",
+                )
 
 
 def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
@@ -149,7 +185,7 @@ def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
 
 
 def _same_block(graph: Graph, call: Call, summed: int) -> bool:
-    """Whether a call stands in the code that made the sum or in the same layer of a list, not behind all layers."""
+    """Whether a call stands in the code that made the sum or in the same layer of a list, not after all layers."""
     parents = graph.event.parents
     layers = [index for index in parents if graph.trace.calls[index].path.rpartition(".")[2].isdigit()]
     return summed in (*call.parents, call.index) or (bool(layers) and layers[0] in call.parents)

@@ -13,16 +13,16 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Norm
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.trace import Call
+from normlens.decompose.steps import Normalization, applied
 
 _EPS_NAMES = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 #: How far a reading may be from what the module does, in units of the dtype's resolution.
 _RESOLUTIONS = 64.0
 
 
-def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
+def read_norm(module: nn.Module, path: str, width: int) -> Normalization | None:
     """How this module normalizes vectors of this width, or None where it is no normalization."""
     own = dict(module.named_parameters())
     if any(parameter.ndim != 1 or parameter.shape[0] != width for parameter in own.values()) or len(own) > 2:
@@ -46,8 +46,8 @@ def read_norm(module: nn.Module, path: str, width: int) -> Norm | None:
     # A float64 model may still normalize in float32 (Gemma 2 does).
     resolution = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     tolerance = _RESOLUTIONS * resolution * float(observed.abs().max())
-    for candidate in _candidates(module, path, own, shift, eps):
-        predicted = normalize(samples.double(), candidate)
+    for candidate in _candidates(path, own, shift, eps):
+        predicted = applied(candidate.to(torch.float64), samples.double())
         if float((predicted - observed.double()).abs().max()) <= tolerance:
             return candidate
     return None
@@ -61,9 +61,9 @@ def _first(output: object) -> Tensor:
     return found
 
 
-def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple[Call, Norm]]:
+def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple[Call, Normalization]]:
     """The normalizations that take this value after the attention ended, outermost calls first."""
-    found: list[tuple[Call, Norm]] = []
+    found: list[tuple[Call, Normalization]] = []
     for index in graph.trace.taken_by[value]:
         call = graph.trace.calls[index]
         alone = len(call.inputs) == 1 and len(call.outputs) == 1 and call.start >= graph.event.end
@@ -76,16 +76,6 @@ def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple
     return found
 
 
-def normalize(y: Tensor, norm: Norm) -> Tensor:
-    """What the normalization does to `y`, from its description."""
-    centred = y - y.mean(-1, keepdim=True) if norm.centred else y
-    normalized = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    gamma, beta = norm.gamma(), norm.beta()
-    if gamma is not None:
-        normalized = normalized * gamma.to(y.dtype)
-    return normalized if beta is None else normalized + beta.to(y.dtype)
-
-
 def _eps(module: nn.Module) -> float:
     for name in _EPS_NAMES:
         value = getattr(module, name, None)
@@ -94,9 +84,7 @@ def _eps(module: nn.Module) -> float:
     return 0.0
 
 
-def _candidates(
-    module: nn.Module, path: str, parameters: dict[str, nn.Parameter], shift: Tensor, eps: float
-) -> Iterator[Norm]:
+def _candidates(path: str, parameters: dict[str, nn.Parameter], shift: Tensor, eps: float) -> Iterator[Normalization]:
     # Zero comes out as the shift. The parameter that equals it is the bias, any other one the scale.
     bias = next(
         (p for p in parameters.values() if bool(shift.any()) and torch.equal(p.detach().to(shift), shift)), None
@@ -108,4 +96,4 @@ def _candidates(
     for centred in (True, False):
         for weight in (*scales,) if scales else (None,):
             for offset in (0.0, 1.0) if weight is not None else (0.0,):
-                yield Norm(module, path, centred, offset, weight, bias, eps)
+                yield Normalization(weight, bias, centred, eps, offset, path)

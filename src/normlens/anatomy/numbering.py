@@ -1,7 +1,8 @@
 """Give each attention its kind and its layer number, from what happened and not from names.
 
-A site is `cross` where the keys are not the positions of the queries, `decoder` where no position sees a later one,
-`encoder` otherwise. The traced inputs make this unambiguous: source and target have different lengths.
+A site is `cross` where the values do not come from all that the queries come from: a source beside the own sequence.
+Where there are such sites, self-attention is `decoder` on the side of their queries and `encoder` on the other; where
+there are none it is `decoder` if no position sees a later one, and `encoder` otherwise.
 The layer is the execution position in the stack: an ALBERT module that runs twelve times is twelve layers, and a
 hybrid stack leaves gaps where a layer has no attention.
 """
@@ -13,15 +14,69 @@ from collections.abc import Sequence
 from torch import nn
 
 from normlens.anatomy.description import Kind
-from normlens.anatomy.trace import AttentionEvent, Trace
+from normlens.anatomy.operations import LAYOUT
+from normlens.anatomy.trace import AttentionEvent, Trace, Value
+from normlens.errors import AnatomyError
 
 
-def kind_of(event: AttentionEvent) -> Kind:
-    """The kind of one attention."""
+def kinds_of(trace: Trace) -> list[Kind]:
+    """The kind of each attention."""
+    sequences = _sequence_inputs(trace)
+    behind = [
+        (sequences & trace.ancestors(event.output), sequences & trace.ancestors(event.value))
+        for event in trace.attentions
+    ]
+    # What the queries of cross-attention come from, and its keys and values do not: the target.
+    target = {number for queries, keys in behind for number in queries - keys}
+    return [
+        _kind_of(event, queries, keys, target) for event, (queries, keys) in zip(trace.attentions, behind, strict=True)
+    ]
+
+
+def _kind_of(event: AttentionEvent, queries: set[int], keys: set[int], target: set[int]) -> Kind:
     alpha = event.alpha
-    if alpha.shape[-2] != alpha.shape[-1]:
+    if alpha.shape[-2] != alpha.shape[-1] or queries - keys:
         return "cross"
+    if target:
+        return "decoder" if queries & target else "encoder"
+    if int(alpha.ne(0).flatten(0, -2).any(0).sum()) < 2:
+        raise too_short(event.path)
     return "decoder" if not alpha.triu(1).any() else "encoder"
+
+
+def too_short(path: str) -> AnatomyError:
+    """The error for a foreign module that is read on a single position."""
+    return AnatomyError(
+        f"a model is read on at least two positions, to see whether it looks ahead: at {path} there was one; analyse an "
+        "input of two or more positions first"
+    )
+
+
+def _sequence_inputs(trace: Trace) -> set[int]:
+    """The model's inputs that hold sequences: ids that are looked up, and vectors; not masks, not positions."""
+    found = set()
+    for path, number in trace.calls[0].inputs:
+        if any(word in str(path[-1]) for word in ("mask", "position", "bias")):
+            continue
+        tensor = trace.tensors[number]
+        if (tensor.is_floating_point() and tensor.ndim >= 3) or _looked_up(trace, number):
+            found.add(number)
+    return found
+
+
+def _looked_up(trace: Trace, number: int) -> bool:
+    """Whether a value, laid out as it may be, is what an embedding is asked for."""
+    waiting, seen = [number], set()
+    while waiting:
+        value = waiting.pop()
+        seen.add(value)
+        for index in trace.consumers[value]:
+            operation = trace.operations[index]
+            if operation.name == "aten::embedding" and operation.operands[1] == Value(value):
+                return True
+            if operation.name in LAYOUT:
+                waiting += [output for output in operation.outputs if output not in seen]
+    return False
 
 
 def layer_numbers(trace: Trace, kinds: Sequence[Kind]) -> list[int]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlens.anatomy.description import Gate, InnerStep, Scale
-from normlens.anatomy.graph import MULTIPLY, SAME, Graph, Linear
+from normlens.anatomy.description import Gate, InnerStep
+from normlens.anatomy.graph import MULTIPLY, Graph, Linear
 from normlens.anatomy.norms import norm_taking
+from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import Value
+from normlens.decompose.steps import Scaling
 
 
 @dataclass
@@ -44,7 +46,7 @@ def find_projection(graph: Graph) -> Projection:
             operation = trace.operations[index]
             if index < event.end or any(start <= index < end for start, end in inside):
                 continue
-            if operation.name in SAME and operation.operands[0] == Value(value):
+            if operation.name in LAYOUT and operation.operands[0] == Value(value):
                 stack.append((operation.outputs[0], steps))
             elif operation.name in MULTIPLY:
                 step = _factor(graph, operation.operands, value)
@@ -63,14 +65,19 @@ def find_projection(graph: Graph) -> Projection:
 def _factor(graph: Graph, operands: tuple[object, ...], value: int) -> InnerStep:
     factor = operands[1] if operands[0] == Value(value) else operands[0]
     if isinstance(factor, int | float):
-        return Scale(float(factor))
+        return Scaling(float(factor))
     assert isinstance(factor, Value), "a product has two tensors or a tensor and a number"
     constant = graph.constant(factor, graph.event.heads.shape[-1] * graph.event.heads.shape[-2])
     if constant is not None:
-        return Scale(constant)
+        return Scaling(constant)
     place = graph.visible(factor.number, "a gate between attention and the output projection")
     shape = graph.trace.tensors[factor.number].shape
     heads, queries = graph.event.alpha.shape[1:3]
+    if heads == queries and len(shape) >= 3 and shape[-3:-1] == (heads, queries):
+        raise graph.stopped(
+            "a gate's heads and queries must be told apart",
+            f"there are {heads} of each; analyse an input of another length first",
+        )
     return Gate(
         place,
         place.path,

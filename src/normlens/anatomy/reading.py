@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlens.anatomy.declarations import Declaration
-from normlens.anatomy.description import Anatomy, Kind, Site
+from normlens.anatomy.description import Anatomy, Gate, Kind, Site
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
-from normlens.anatomy.numbering import kind_of, layer_numbers
+from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
@@ -25,6 +25,8 @@ from normlens.errors import AnatomyError
 def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration()) -> Anatomy:  # noqa: B008
     """The sites of a traced model; raises `AnatomyError` that says what was looked for and where reading stopped."""
     for path, shape in trace.lost:
+        if len(shape) >= 4 and shape[-1] < 2:  # a product with one key need not be one of matrices
+            raise too_short(path)
         if len(shape) >= 4 or _over_positions(trace, shape):
             raise AnatomyError(
                 f"every attention must be over all keys at once: in {family!r} at {path}, a softmax of shape {shape} "
@@ -41,7 +43,7 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
             f"every attention must be captured: {family!r} made {trace.products} products of weights and values, "
             f"{len(trace.attentions)} were captured; see docs/adding_a_family.md"
         )
-    kinds = [kind_of(event) for event in trace.attentions]
+    kinds = kinds_of(trace)
     layers = layer_numbers(trace, kinds)
     graphs = [Graph(family, trace, event) for event in trace.attentions]
     return Anatomy(family, tuple(_site(*found, declared) for found in zip(graphs, kinds, layers, strict=True)))
@@ -74,7 +76,7 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         heads=event.alpha.shape[1],
         kv_heads=event.values.shape[1],
         value_width=event.values.shape[-1],
-        textbook=event.textbook,
+        standard=event.standard,
         inner=projection.steps,
         projection=projection.linear.map,
         rows=projection.rows,
@@ -88,5 +90,6 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         normalized=None if norm is None else graph.visible(norm[0].outputs[0][1], "the normalized sum"),
         x=x,
         value_map=value_map,
+        gated=any(isinstance(step, Gate) and step.by_coordinate for step in projection.steps),
         followed=event.followed,
     )

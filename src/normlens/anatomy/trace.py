@@ -7,6 +7,7 @@ pass as a graph: *values* (tensors, numbered as they appear), *operations* (what
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from normlens.anatomy.follow import Follower, Product
-
-#: Where a tensor stands in the arguments or in the output of a module call, such as ("args", 0) or ("last", 1).
-KeyPath = tuple[Any, ...]
+from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
+from normlens.anatomy.operations import KeyPath, OpenCall, OperationKey, tensors_in
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     scope: int  # the innermost open call, -1 outside of all
-    segment: int  # how many calls that scope had begun before
-    nth: int  # how many operations of this name came before in the same segment
+    key: OperationKey  # by which it is found again in a later pass
 
 
 @dataclass
@@ -73,7 +71,7 @@ class AttentionEvent:
     begin: int  # number of operations before this attention
     end: int  # number of operations up to and with this attention
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
-    textbook: bool  # whether `normlens.decompose.attend` computes the same
+    standard: bool  # whether `decompose.attention` computes the same
     followed: bool  # met by following the data, not through the attention interface
 
 
@@ -106,33 +104,6 @@ class Trace:
         return seen
 
 
-def tensors_in(structure: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
-    """Every tensor inside nested tuples, lists and dictionaries, with its key path."""
-    if isinstance(structure, Tensor):
-        yield path, structure
-    elif isinstance(structure, dict):
-        for key, item in structure.items():
-            yield from tensors_in(item, (*path, key))
-    elif isinstance(structure, tuple | list):
-        for position, item in enumerate(structure):
-            yield from tensors_in(item, (*path, position))
-
-
-def tensor_at(structure: Any, path: KeyPath) -> Tensor | None:
-    """The tensor at a key path, or None where there is none."""
-    for key in path:
-        try:
-            structure = structure[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return structure if isinstance(structure, Tensor) else None
-
-
-def call_arguments(args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a module call as one structure, so that a key path names any tensor among them."""
-    return {"args": args, "kwargs": kwargs}
-
-
 class Recorder(TorchDispatchMode):
     """Records operations and module calls into a `Trace`."""
 
@@ -142,13 +113,13 @@ class Recorder(TorchDispatchMode):
         self._paths = {module: path for path, module in model.named_modules()}
         self._numbers: dict[int, int] = {}
         self._open: list[int] = []
-        self._segments: dict[int, int] = defaultdict(int)
-        self._counts: dict[tuple[int, int, str], int] = defaultdict(int)
-        self._follower = Follower(batch)
+        self._frames = [OpenCall()]  # the first stands for what runs outside of all calls
+        self._follower = SoftmaxFollower(batch)
         self._begin: int | None = None
         self._softmaxes: dict[int, str] = {}
-        self._inside: list[tuple[Product, int]] = []  # products inside the attention that is running
+        self._inside: list[tuple[AttentionProduct, int]] = []  # products inside the attention that is running
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
+        self._thread = threading.get_ident()  # others may call the same model meanwhile
 
     def number(self, tensor: Tensor) -> int:
         """The value that stands for this tensor now; a tensor that was never seen is a new value."""
@@ -173,10 +144,8 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
         name = func.overloadpacket._qualified_op_name
         scope = self._open[-1] if self._open else -1
-        segment = self._segments[scope]
-        nth = self._counts[scope, segment, name]
-        self._counts[scope, segment, name] += 1
-        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, segment, nth))
+        key = self._frames[-1].operation(name)
+        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, key))
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:
@@ -196,7 +165,7 @@ class Recorder(TorchDispatchMode):
                 self._inside.append((product, index))
         return result
 
-    def _note(self, product: Product, index: int) -> None:
+    def _note(self, product: AttentionProduct, index: int) -> None:
         """An attention that the model's own code did, outside of the attention interface."""
         call = self.trace.calls[self._open[-1]]
         self.trace.attentions.append(
@@ -211,15 +180,18 @@ class Recorder(TorchDispatchMode):
                 index,
                 index + 1,
                 tuple(self._open),
-                textbook=False,
+                standard=False,
                 followed=True,
             )
         )
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        inputs = tuple((path, self.number(t)) for path, t in tensors_in(call_arguments(args, kwargs)))
+        if threading.get_ident() != self._thread:
+            return
+        inputs = tuple((path, self.number(t)) for path, t in tensors_in({"args": args, "kwargs": kwargs}))
         index = len(self.trace.calls)
-        self._segments[self._open[-1] if self._open else -1] += 1
+        self._frames[-1].call()
+        self._frames.append(OpenCall())
         call = Call(
             index,
             self._paths.get(module, "?"),
@@ -236,6 +208,9 @@ class Recorder(TorchDispatchMode):
         self._open.append(index)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._frames.pop()
         call = self.trace.calls[self._open.pop()]
         call.end = len(self.trace.operations)
         call.outputs = tuple((path, self.number(t)) for path, t in tensors_in(output))
@@ -247,7 +222,7 @@ class Recorder(TorchDispatchMode):
         self._begin = len(self.trace.operations)
         self._inside.clear()
 
-    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor, textbook: bool) -> None:
+    def attention(self, module: nn.Module, value: Tensor, alpha: Tensor, output: Tensor, standard: bool) -> None:
         """Note one attention that has just run through the interface."""
         assert self._begin is not None, "every attention begins before it ends"
         begin, self._begin = self._begin, None
@@ -267,7 +242,7 @@ class Recorder(TorchDispatchMode):
                 begin,
                 len(self.trace.operations),
                 tuple(self._open),
-                textbook=textbook,
+                standard=standard,
                 followed=False,
             )
         )

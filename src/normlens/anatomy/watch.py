@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +17,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normlens.anatomy.description import OperationKey, Place
-from normlens.anatomy.follow import Follower, Product
-from normlens.anatomy.trace import tensors_in
+from normlens.anatomy.description import Place
+from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
+from normlens.anatomy.operations import OpenCall, OperationKey, tensors_in
 
 Seen = Callable[[Place, Tensor], None]
-Attended = Callable[[nn.Module, Product], None]
+Attended = Callable[[nn.Module, AttentionProduct], None]
 
 
 def _nobody(*_: object) -> None:
@@ -30,17 +31,16 @@ def _nobody(*_: object) -> None:
 
 @dataclass
 class _Frame:
-    """One open call of a module."""
+    """One open call of a module, and what is looked for in it."""
 
     module: nn.Module
     wanted: dict[OperationKey, list[Place]]
-    follower: Follower | None
+    follower: SoftmaxFollower | None
     watching: bool
-    segment: int = 0
-    counts: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+    call: OpenCall = field(default_factory=OpenCall)
 
 
-class Watcher(TorchDispatchMode):
+class InsideReader(TorchDispatchMode):
     """Hands each wanted value to `seen` and each followed attention to `attended`, as they appear."""
 
     def __init__(self, places: Collection[Place], followed: Collection[nn.Module], batch: int) -> None:
@@ -58,16 +58,12 @@ class Watcher(TorchDispatchMode):
         self._frames: list[_Frame] = []
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
         self._paused = False
-
-    @property
-    def needed(self) -> bool:
-        """Whether there is anything to watch for."""
-        return bool(self._wanted) or bool(self._followed)
+        self._thread = threading.get_ident()  # others may call the same model meanwhile
 
     def watch(self, model: nn.Module, hooks: ExitStack, seen: Seen, attended: Attended) -> None:
         """Hook every module of the model, since calls are counted."""
         self._seen, self._attended = seen, attended
-        # Whoever listens holds the watcher: unless this end lets go, both would wait for the garbage collector.
+        # Whoever listens holds the reader: unless this end lets go, both would wait for the garbage collector.
         hooks.callback(self._stop_telling)
         for module in model.modules():
             hooks.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
@@ -86,19 +82,30 @@ class Watcher(TorchDispatchMode):
             self._paused = before
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if self._frames:
-            self._frames[-1].segment += 1
+            self._frames[-1].call.call()
         wanted = self._wanted.get((module, self._occurrences[module]), {})
         self._occurrences[module] += 1
-        follower = Follower(self._batch) if module in self._followed else None
+        follower = SoftmaxFollower(self._batch) if module in self._followed else None
         watching = bool(wanted) or follower is not None
+        outer = self._watching
         self._frames.append(_Frame(module, wanted, follower, watching))
-        if watching:
+        if watching and not outer:  # a mode that is entered twice would see every operation twice
             self.__enter__()
 
+    @property
+    def _watching(self) -> bool:
+        return any(frame.watching for frame in self._frames)
+
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._frames and self._frames[-1].module is module and self._frames.pop().watching:
-            self.__exit__(None, None, None)
+        if threading.get_ident() != self._thread:
+            return
+        if self._frames and self._frames[-1].module is module:
+            frame = self._frames.pop()
+            if frame.watching and not self._watching:
+                self.__exit__(None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -107,9 +114,7 @@ class Watcher(TorchDispatchMode):
         name = func.overloadpacket._qualified_op_name
         frame = self._frames[-1]
         if frame.wanted:
-            key = OperationKey(frame.segment, name, frame.counts[frame.segment, name])
-            frame.counts[frame.segment, name] += 1
-            for place in frame.wanted.get(key, ()):
+            for place in frame.wanted.get(frame.call.operation(name), ()):
                 self._read(place, args, result)
         for outer in self._frames:
             product = outer.follower.see(name, args, result) if outer.follower is not None else None

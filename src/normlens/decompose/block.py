@@ -1,12 +1,13 @@
-"""One attention block taken apart: what each position gives, at each of the three places where one can look.
+"""One attention block taken apart: what each position gives, at each of the three stages where one can look.
 
-The places are the attention output (`attn`), the residual sum (`res`) and the normalized sum (`ln`). At each of them
+The stages are the attention output (`attn`), the residual sum (`res`) and the normalized sum (`ln`). At each of them
 the model's vector is `sum_j part_ij + bias`, where the part of position `j` in query `i` is
 
-    part_ij = scale_i * linear(sum_h alpha_hij f_h(x_j))   (+ the residual's own contribution where i = j)
+    part_ij = scale_i * linear(sum_h a_hij f_h(x_j))   (+ the residual's own contribution where i = j)
 
-Since `linear` is the same for every pair it is given to the vectors `f_h(x_j)` (`projections`), and all norms follow
-from their Gram matrices (`decompose.grams`).
+`linear` is the same for every pair, so norms of all parts follow from Gram matrices of the vectors `f_h(x_j)`
+(`decompose.grams`). What exists once per query is worked out here: what a position gives itself and what all others give
+it (for mixing ratios and the diagonal), and how far each stage is from what the one before makes of it (for the proof).
 """
 
 from __future__ import annotations
@@ -19,53 +20,77 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normlens.decompose.heads import Projection, repeat_values
-from normlens.decompose.pairs import PLACES, Pairs, PlaceName
-from normlens.decompose.sketch import Sketch
-from normlens.decompose.steps import Passage, Step, apply, through
-from normlens.decompose.vectors import VectorNorms, vector_norms_of
+from normlens.decompose.grams import repeat_values
+from normlens.decompose.pairs import PairResults
+from normlens.decompose.process import compiled_loops, run_compiled
+from normlens.decompose.stages import Stage
+from normlens.decompose.steps import Normalization, Step, applied, inverse_scale, linear, scale_through
+
+#: Random directions along which the proof compares vectors. The squared share of an error that they show is distributed
+#: as chi-squared over its 8 degrees of freedom: that less than a hundredth of it shows has a chance of 1e-15.
+DIRECTIONS = 8
+#: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
+WHOLE_POSITIONS = 64
 
 
-def projections_of(
-    weight: Float[Tensor, "head width model"], branch: tuple[Step, ...], norm: Step | None
-) -> dict[PlaceName, Projection]:
-    """The output projection as each place sees it; places with the same steps share one."""
-    attn = Projection(weight)
-    res = attn if not branch else Projection(weight, branch)
-    ln = res if norm is None else Projection(weight, (*branch, norm))
-    return {"attn": attn, "res": res, "ln": ln}
+@dataclass(frozen=True)
+class RandomCheck:
+    """What an affine map must do to any row of vectors, seen along random directions: cheap, and no difference hides.
+
+    `right = left W + b` is wanted, so `left @ before.T + shift` must be `right @ after.T`, with `before = after W^T` and
+    `shift = after b`. A vector's norm along `after` is its own on average.
+    """
+
+    before: Float[Tensor, "direction left"]
+    after: Float[Tensor, "direction right"]
+    shift: Float[Tensor, " direction"]
+
+    @classmethod
+    def of(cls, matrix: Float[Tensor, "left right"], bias: Float[Tensor, " right"] | None) -> RandomCheck:
+        """Along seeded directions."""
+        drawn = torch.randn(DIRECTIONS, matrix.shape[1], generator=torch.Generator().manual_seed(0)) / DIRECTIONS**0.5
+        after = drawn.to(matrix)
+        shift = after.new_zeros(DIRECTIONS) if bias is None else after @ bias.to(matrix)
+        return cls((after @ matrix.T).contiguous(), after, shift)
+
+    def gaps(
+        self, left: Float[Tensor, "batch row left"], right: Float[Tensor, "batch row right"]
+    ) -> tuple[Float[Tensor, "batch row"], Float[Tensor, "batch row"]]:
+        """For each row, squared: how far `right` is from what it must be, and how large it is."""
+        along = right @ self.after.T
+        return (left @ self.before.T + self.shift - along).square().sum(-1), along.square().sum(-1)
+
+
+def stage_steps(branch: tuple[Step, ...], norm: Normalization | None) -> dict[Stage, tuple[Step, ...]]:
+    """The steps from the attention output to each stage."""
+    return {"attn": (), "res": branch, "ln": branch if norm is None else (*branch, norm)}
 
 
 @dataclass(frozen=True)
 class BlockTensors:
-    """All that one site computed, as plain tensors."""
+    """All that one site computed, as plain tensors in the working dtype."""
 
-    pairs: Pairs
+    pairs: PairResults
     values: Float[Tensor, "batch kv_head key width"]
-    projections: Mapping[PlaceName, Projection]  # W_O by head, carried to each place
+    weight: Float[Tensor, "head width model"]  # W_O by head, with constant factors in front of it
     bias: Float[Tensor, " model"] | None  # b_O
     projected: Float[Tensor, "batch query model"]  # the attention output, b_O included
     branch: tuple[Step, ...]
     residual: Float[Tensor, "batch query model"]  # as it enters the sum
     others: Float[Tensor, "batch query model"] | None  # branches beside attention
     total: Float[Tensor, "batch query model"]
-    norm: Step | None
+    norm: Normalization | None
     normalized: Float[Tensor, "batch query model"] | None
     x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
     self_attends: bool  # False for cross-attention, where no key is the query
     #: Of the output projection, for many positions; None: the attention output is rebuilt whole.
-    output_sketch: Sketch | None = None
+    output_check: RandomCheck | None = None
     #: Finds keys that are mixed up in weights and values alike; None where the values are no affine function of x.
-    value_sketch: Sketch | None = None
+    value_check: RandomCheck | None = None
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
-    together: Bool[Tensor, "query key"] | None = None
-    #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gated`.
+    same_word: Bool[Tensor, "query key"] | None = None
+    #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gates`.
     gate: Float[Tensor, "batch query head width"] | None = None
-
-    @property
-    def heads(self) -> int:
-        """The number of (query) heads."""
-        return self.projections["attn"].weight.shape[0]
 
 
 class Block:
@@ -73,128 +98,201 @@ class Block:
 
     def __init__(self, tensors: BlockTensors) -> None:
         self.tensors = tensors
-
-    # ---- passages to the three places ----------------------------------------------------------------------------
-
-    @cached_property
-    def passages(self) -> dict[PlaceName, Passage]:
-        """How a vector of the attention output arrives at each place."""
-        t = self.tensors
-        res = through(t.branch, t.projected)
-        return {"attn": Passage(), "res": res, "ln": res if t.norm is None else res.after(t.norm, t.total)}
-
-    @cached_property
-    def residuals(self) -> dict[PlaceName, Tensor | None]:
-        """The residual's own contribution at each place; none at the attention output."""
-        t = self.tensors
-        ln = t.residual if t.norm is None else Passage().after(t.norm, t.total).carry(t.residual)
-        return {"attn": None, "res": t.residual, "ln": ln}
-
-    @cached_property
-    def observed(self) -> dict[PlaceName, Tensor]:
-        """What the model itself computed at each place."""
-        t = self.tensors
-        return {"attn": t.projected, "res": t.total, "ln": t.total if t.normalized is None else t.normalized}
+        self.steps = stage_steps(tensors.branch, tensors.norm)
+        self._mixing: dict[Stage, tuple[Tensor, Tensor]] = {}
 
     @property
-    def places(self) -> tuple[PlaceName, ...]:
-        """The places that differ: without a normalization behind the sum there are two."""
-        return PLACES if self.tensors.norm is not None else PLACES[:2]
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that differ: without a normalization after the sum there are two."""
+        return ("attn", "res") if self.tensors.norm is None else ("attn", "res", "ln")
 
-    # ---- vectors per query: O(n d) memory ------------------------------------------------------------------------
+    @cached_property
+    def weights(self) -> Float[Tensor, "batch head query key"]:
+        """What multiplies each head's transformed vector: `alpha`, with the factor of a norm before the projection."""
+        pairs = self.tensors.pairs
+        assert pairs.alpha is not None, "the weights must have been asked for"
+        return pairs.alpha if pairs.factor is None else pairs.alpha * pairs.factor
 
     @cached_property
     def values_by_head(self) -> Float[Tensor, "batch head key width"]:
         """The value vectors by query head."""
-        return repeat_values(self.tensors.values, self.tensors.heads)
+        return repeat_values(self.tensors.values, self.tensors.weight.shape[0])
+
+    # ---- from the attention output to a stage --------------------------------------------------------------------
+
+    @cached_property
+    def scales(self) -> dict[Stage, Float[Tensor, "batch query 1"] | None]:
+        """What normalizations on the way to each stage multiply a query's parts by; None where there are none."""
+        t = self.tensors
+        branch = scale_through(t.branch, t.projected)
+        if t.norm is None:
+            return {"attn": None, "res": branch, "ln": branch}
+        inverse = inverse_scale(t.norm, t.total)
+        return {"attn": None, "res": branch, "ln": inverse if branch is None else branch * inverse}
+
+    def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query model"]:
+        """What becomes at a stage of vectors of the attention output, one per query."""
+        scale = self.scales[stage]
+        vectors = linear(self.steps[stage], vectors)
+        return vectors if scale is None else vectors * scale
+
+    def residual_at(self, stage: Stage) -> Float[Tensor, "batch query model"] | None:
+        """The residual's own contribution at a stage; none at the attention output."""
+        t = self.tensors
+        if stage == "attn":
+            return None
+        if stage == "res" or t.norm is None:
+            return t.residual
+        return linear((t.norm,), t.residual) * inverse_scale(t.norm, t.total)
+
+    # ---- what a position gives itself, and what all others give it: O(n d) memory --------------------------------
 
     @cached_property
     def own(self) -> Float[Tensor, "batch query model"]:
-        """`sum_h alpha_hii f_h(x_i)`, what each position's attention takes from itself (or from its own word)."""
-        pairs = self.tensors.pairs
-        if self.tensors.together is not None:
-            assert pairs.alpha is not None, "words need the weights"
-            return self.project(((pairs.alpha * self.tensors.together) @ self.values_by_head).transpose(1, 2))
-        return self._diagonal_part
-
-    @cached_property
-    def _diagonal_part(self) -> Float[Tensor, "batch query model"]:
-        pairs = self.tensors.pairs
-        if pairs.own is not None and pairs.seen_by is None:
-            return pairs.own
-        assert pairs.diagonal is not None, "the diagonal must have been asked for"
-        diagonal = pairs.diagonal.transpose(1, 2).unsqueeze(-1)
-        return self.project(diagonal * self.values_by_head.transpose(1, 2))
-
-    def project(self, by_head: Float[Tensor, "batch query head width"]) -> Float[Tensor, "batch query model"]:
-        """Vectors by head, carried through the gate, where there is one, and `W_O`, and added."""
-        if self.tensors.gate is not None:
-            by_head = by_head * self.tensors.gate
-        return by_head.flatten(2) @ self.tensors.projections["attn"].weight.flatten(0, 1)
-
-    def rebuilt(
-        self, place: PlaceName, summed: Float[Tensor, "batch query model"]
-    ) -> Float[Tensor, "batch query model"]:
-        """Parts (whose sum at the attention output is `summed`), residual and biases added up, at a place."""
+        """`sum_h a_hii f_h(x_i)`, what each position's attention takes from itself (or from its own word)."""
         t = self.tensors
-        vectors, y = summed if t.bias is None else summed + t.bias, t.projected
-        if place == "attn":
-            return vectors
-        for step in t.branch:
-            vectors, y = apply(step, vectors, y), apply(step, y)
-        vectors = vectors + t.residual if t.others is None else vectors + t.residual + t.others
-        return vectors if place == "res" or t.norm is None else apply(t.norm, vectors, t.total)
+        if t.same_word is None:
+            assert t.pairs.own is not None, "what positions give themselves must have been asked for"
+            return t.pairs.own
+        mixed = ((self.weights * t.same_word) @ self.values_by_head).transpose(1, 2)
+        return (mixed if t.gate is None else mixed * t.gate).flatten(2) @ t.weight.flatten(0, 1)
 
-    def self_vectors(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
+    def self_vectors(self, stage: Stage) -> Float[Tensor, "batch query model"]:
         """What each position contributes to itself, the residual included. In cross-attention: the residual alone."""
-        residual = self.residuals[place]
+        residual = self.residual_at(stage)
         if not self.tensors.self_attends:
             return torch.zeros_like(self.tensors.projected) if residual is None else residual
-        return self._with_residual(self.own_behind(place), place)
+        own = self.carried(self.own, stage)
+        return own if residual is None else own + residual
 
-    def _with_residual(self, behind: Tensor, place: PlaceName) -> Float[Tensor, "batch query model"]:
-        """Vectors that went through a place's steps but for their scale, with the residual's contribution there."""
-        residual, scale = self.residuals[place], self.passages[place].scale
-        vectors = behind if scale is None else behind * scale
-        return vectors if residual is None else vectors + residual
-
-    def own_behind(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
-        """`own` behind the steps to a place, not yet scaled."""
-        t = self.tensors
-        if t.pairs.own is not None and t.pairs.seen_by is t.projections[place] and t.together is None:
-            return t.pairs.own
-        return self.passages[place].linear(self.own)
-
-    def context_vectors(self, place: PlaceName) -> Float[Tensor, "batch query model"]:
+    def context_vectors(self, stage: Stage) -> Float[Tensor, "batch query model"]:
         """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
-        t, passage = self.tensors, self.passages[place]
-        vectors = passage.linear(t.projected if t.bias is None else t.projected - t.bias)
-        if t.self_attends:
-            vectors = vectors - self.own_behind(place)
-        return vectors if passage.scale is None else vectors * passage.scale
-
-    @property
-    def self_places(self) -> tuple[PlaceName, ...]:
-        """The places that differ and at which the own part is known without another product of the width squared."""
         t = self.tensors
-        return tuple(p for p in self.places if t.pairs.seen_by is None or t.projections[p] is t.pairs.seen_by)
+        vectors = t.projected if t.bias is None else t.projected - t.bias
+        return self.carried(vectors - self.own if t.self_attends else vectors, stage)
 
-    # ---- norms ---------------------------------------------------------------------------------------------------
+    def mixing_norms(self, stage: Stage) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
+        """`‖context‖` and `‖self‖` at a stage."""
+        stage = "res" if stage == "ln" and self.tensors.norm is None else stage
+        if self._compiled is not None:
+            return self._compiled.mixing[stage]
+        if stage not in self._mixing:  # maps ask for their diagonal, ratios for both
+            self._mixing[stage] = self.context_vectors(stage).norm(dim=-1), self.self_vectors(stage).norm(dim=-1)
+        return self._mixing[stage]
 
-    @cached_property
-    def vectors(self) -> VectorNorms:
-        """The norms and differences of all vectors that have one per query."""
-        return vector_norms_of(self)
-
-    def part_norms(self, place: PlaceName) -> Float[Tensor, "batch query key"]:
-        """`‖part_ij‖` at a place."""
-        norms, scale = self.tensors.pairs.norms[place], self.vectors.scales.get(place)
-        # Several places may share these norms, so they are changed in a copy.
-        norms = norms.clone() if scale is None else norms * scale.abs().unsqueeze(-1)
-        if self.tensors.self_attends and place != "attn":
-            if self.tensors.together is None:
-                own = self.vectors.mixing[place][1]
+    def part_norms(self, stage: Stage) -> Float[Tensor, "batch query key"]:
+        """`‖part_ij‖` at a stage."""
+        t = self.tensors
+        scale = self.scales[stage] if self._compiled is None or t.branch else self._compiled.scales.get(stage)
+        # Several stages may share these norms, so they are changed in a copy.
+        norms = t.pairs.norms[stage].clone() if scale is None else t.pairs.norms[stage] * scale.abs()
+        if t.self_attends and stage != "attn":
+            if t.same_word is None:
+                own = self.mixing_norms(stage)[1]
             else:
-                own = self._with_residual(self.passages[place].linear(self._diagonal_part), place).norm(dim=-1)
+                assert t.pairs.own is not None, "the diagonal holds what each position gives itself"
+                residual = self.residual_at(stage)
+                own = self.carried(t.pairs.own, stage).add(0 if residual is None else residual).norm(dim=-1)
             norms.diagonal(dim1=-2, dim2=-1).copy_(own)
         return norms
+
+    # ---- how far each stage is from what the one before it makes of it -------------------------------------------
+
+    def gaps(self) -> Float[Tensor, "stage 2 batch query"]:
+        """Squared difference and squared size, at the stages that differ.
+
+        At the attention output between `sum_j sum_h a f + b_O` and the model's vector, at the residual sum between
+        attention output plus residual and the model's sum, at the normalized sum between the normalization of the
+        model's sum and the model's result.
+        """
+        t = self.tensors
+        if self._compiled is not None:
+            return self._compiled.gaps
+        arriving = t.projected
+        for step in t.branch:
+            arriving = applied(step, arriving)
+        summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
+        found = [self._attention_gap(), _gap(summed, t.total)]
+        if t.norm is not None:
+            assert t.normalized is not None, "what a normalization gave is captured with it"
+            found.append(_gap(applied(t.norm, t.total), t.normalized))
+        return torch.stack(found)
+
+    @property
+    def _along_directions(self) -> bool:
+        """Whether the attention output is compared along random directions.
+
+        Rebuilding it whole costs one more product of the model's width squared. For many positions the difference is
+        seen along directions instead, where it has its size on average; an error that hides from them at every position
+        does not exist in practice.
+        """
+        t = self.tensors
+        return t.output_check is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS
+
+    def _attention_gap(self) -> Float[Tensor, "2 batch query"]:
+        t = self.tensors
+        mixed = t.pairs.mixed.flatten(2)
+        if self._along_directions and t.output_check is not None:
+            return torch.stack([t.output_check.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
+        summed = mixed @ t.weight.flatten(0, 1)
+        return _gap(summed if t.bias is None else summed + t.bias, t.projected)
+
+    # ---- all of it in one compiled loop --------------------------------------------------------------------------
+
+    @cached_property
+    def _compiled(self) -> _PerQuery | None:
+        """Gaps and norms of a plain, long enough block in one pass over its vectors; None: PyTorch does it."""
+        t = self.tensors
+        wanted = t.pairs.compiled and (t.pairs.own is not None or not t.self_attends)
+        if not wanted or t.branch or t.others is not None or t.output_check is None:
+            return None
+        rows = compiled_loops().vectors
+        norm, width = t.norm, t.total.shape[-1]
+        zeros, ones = t.total.new_zeros(width), t.total.new_ones(width)
+        out = t.total.new_empty(rows.ROWS, *t.total.shape[:2])
+
+        def flat(vectors: Tensor) -> Tensor:
+            return vectors.flatten(0, 1).contiguous()
+
+        run_compiled(
+            "per_query",
+            mixed=flat(t.pairs.mixed.flatten(2)),
+            before=t.output_check.before,
+            after=t.output_check.after,
+            shift=t.output_check.shift,
+            summed=flat(t.projected),
+            bias=zeros if t.bias is None else t.bias.contiguous(),
+            own=flat(self.own) if t.self_attends else torch.zeros_like(flat(t.total)),
+            residual=flat(t.residual),
+            total=flat(t.total),
+            normalized=flat(t.total if t.normalized is None else t.normalized),
+            gamma=ones if norm is None or norm.weight is None else norm.weight.contiguous(),
+            beta=zeros if norm is None or norm.beta is None else norm.beta.contiguous(),
+            centred=norm is not None and norm.centred,
+            eps=0.0 if norm is None else norm.eps,
+            with_norm=norm is not None,
+            out=out.flatten(1),
+        )
+        gaps = out[: 2 * len(self.stages)].unflatten(0, (-1, 2))
+        if not self._along_directions:
+            gaps[0] = self._attention_gap()
+        norms = out[rows.CONTEXT : rows.NORMALIZED_OWN + 1].sqrt()
+        context, own, with_residual, normalized_context, normalized_own = norms.unbind(0)
+        return _PerQuery(
+            gaps,
+            {"attn": (context, own), "res": (context, with_residual), "ln": (normalized_context, normalized_own)},
+            {} if norm is None else {"ln": out[rows.INVERSE_SCALE].unsqueeze(-1)},
+        )
+
+
+@dataclass(frozen=True)
+class _PerQuery:
+    """What the compiled loop gives for each query."""
+
+    gaps: Float[Tensor, "stage 2 batch query"]
+    mixing: Mapping[Stage, tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]]
+    scales: Mapping[Stage, Float[Tensor, "batch query 1"]]
+
+
+def _gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
+    return torch.stack([(rebuilt - observed).square().sum(-1), observed.square().sum(-1)])

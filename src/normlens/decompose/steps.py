@@ -1,7 +1,8 @@
-"""What happens to a vector between the output projection and the residual stream.
+"""The steps that a vector may take between the output projection and the residual stream.
 
-A normalization divides by a number that depends on the whole sum; once that number is known it is linear, so it can be
-given to each part alone: `part -> gamma * (part - mean(part)) / s`, with `s` from what the model really normalized.
+One description for everybody: the anatomy fills it with the model's own parameters, `to` makes a working copy in the
+dtype of the computation. A normalization divides by a number that depends on the whole sum; once that number is known it
+is linear, so it can be given to each part alone: `part -> gamma * (part - mean(part)) / s`.
 """
 
 from __future__ import annotations
@@ -9,98 +10,105 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: tensors have no cheap equality
-class Normalizing:
-    """`gamma * (y - mean(y) if centred) / s(y) + beta`, `s(y) = sqrt(mean square of the numerator + eps)`."""
+class Normalization:
+    """`gamma * (y - mean(y) if centred) / s(y) + beta`, with `s(y) = sqrt(mean square of the numerator + eps)`."""
 
-    gamma: Float[Tensor, " model"] | None
+    weight: Float[Tensor, " model"] | None
     beta: Float[Tensor, " model"] | None
     centred: bool
     eps: float
+    offset: float = 0.0  # gamma = offset + weight: some families scale by 1 + weight
+    path: str = ""  # where it stands in the model, for people
 
-    def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
-        """The numerator, which is linear."""
-        if self.centred:
-            vectors = vectors - vectors.mean(-1, keepdim=True)
-        return vectors if self.gamma is None else vectors * self.gamma
+    @property
+    def gamma(self) -> Float[Tensor, " model"] | None:
+        """The scale by coordinate, or None where there is none."""
+        if self.weight is None or self.offset == 0:
+            return self.weight
+        # `1 + weight` has more digits than a half-precision weight, and families add in float32.
+        return self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
-    def inverse_scale(self, y: Float[Tensor, "*any model"]) -> Float[Tensor, "*any 1"]:
-        """`1 / s(y)`, one number per vector."""
-        centred = y - y.mean(-1, keepdim=True) if self.centred else y
-        return (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+    def to(self, dtype: torch.dtype) -> Normalization:
+        """A working copy, with the offset inside of its weight."""
+        gamma = self.gamma
+        return Normalization(
+            weight=None if gamma is None else gamma.detach().to(dtype),
+            beta=None if self.beta is None else self.beta.detach().to(dtype),
+            centred=self.centred,
+            eps=self.eps,
+            path=self.path,
+        )
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: tensors have no cheap equality
+@dataclass(frozen=True, eq=False)
 class Scaling:
-    """Multiplication by a constant, one number or one per coordinate."""
+    """Multiplication by a constant: one number, or one per coordinate (layer scale)."""
 
     factor: float | Tensor
 
-    def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
-        """The multiplied vectors."""
-        return vectors * self.factor
+    def to(self, dtype: torch.dtype) -> Scaling:
+        """A working copy."""
+        return Scaling(self.factor if isinstance(self.factor, float) else self.factor.detach().to(dtype))
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: tensors have no cheap equality
-class Shifting:
+@dataclass(frozen=True, eq=False)
+class Shift:
     """Addition of a constant vector: a bias, which belongs to no input."""
 
     vector: Float[Tensor, " model"]
 
-    def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
-        """The vectors as they are."""
-        return vectors
+    def to(self, dtype: torch.dtype) -> Shift:
+        """A working copy."""
+        return Shift(self.vector.detach().to(dtype))
 
 
-Step = Normalizing | Scaling | Shifting
+Step = Normalization | Scaling | Shift
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A chain of steps with the numbers that this input gave them: a part becomes `scale * linear(part)`.
-
-    There is no bias in it, since a bias belongs to no input.
-    """
-
-    steps: tuple[Step, ...] = ()
-    scale: Float[Tensor, "batch query 1"] | None = None
-
-    def linear(self, vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
-        """The part of the passage that no input changes; it may be given to the weights instead of the vectors."""
-        for step in self.steps:
-            vectors = step.linear(vectors)
-        return vectors
-
-    def carry(self, vectors: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query model"]:
-        """What becomes of one contribution per query."""
-        vectors = self.linear(vectors)
-        return vectors if self.scale is None else vectors * self.scale
-
-    def after(self, step: Step, y: Float[Tensor, "batch query model"]) -> Passage:
-        """This passage followed by one more step, which the model applied to `y`."""
-        if not isinstance(step, Normalizing):
-            return Passage((*self.steps, step), self.scale)
-        inverse = step.inverse_scale(y)
-        return Passage((*self.steps, step), inverse if self.scale is None else self.scale * inverse)
-
-
-def apply(step: Step, vectors: Float[Tensor, "batch query model"], y: Tensor | None = None) -> Tensor:
-    """The step as the model does it, with the scale that it gave to `y` (None: the vectors themselves)."""
-    if isinstance(step, Scaling):
-        return step.linear(vectors)
-    if isinstance(step, Shifting):
-        return vectors + step.vector
-    out = step.linear(vectors) * step.inverse_scale(vectors if y is None else y)
-    return out if step.beta is None else out + step.beta
-
-
-def through(steps: Sequence[Step], y: Float[Tensor, "batch query model"]) -> Passage:
-    """The passage of `y` through several steps, one after the other."""
-    passage = Passage()
+def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
+    """What no input changes of these steps: centring and constant factors. No bias, no denominator."""
     for step in steps:
-        passage, y = passage.after(step, y), apply(step, y)
-    return passage
+        if isinstance(step, Scaling):
+            vectors = vectors * step.factor
+        elif isinstance(step, Normalization):
+            if step.centred:
+                vectors = vectors - vectors.mean(-1, keepdim=True)
+            if step.weight is not None:
+                vectors = vectors * step.weight
+    return vectors
+
+
+def inverse_scale(norm: Normalization, y: Float[Tensor, "*any model"]) -> Float[Tensor, "*any 1"]:
+    """`1 / s(y)`, one number per vector."""
+    if norm.centred:
+        y = y - y.mean(-1, keepdim=True)
+    return (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+
+
+def applied(step: Step, vectors: Float[Tensor, "*any model"], y: Tensor | None = None) -> Float[Tensor, "*any model"]:
+    """The step as the model does it, with the denominator that it has for `y` (None: for the vectors themselves)."""
+    if isinstance(step, Shift):
+        return vectors + step.vector
+    if isinstance(step, Scaling):
+        return vectors * step.factor
+    result = linear((step,), vectors) * inverse_scale(step, vectors if y is None else y)
+    return result if step.beta is None else result + step.beta
+
+
+def scale_through(
+    steps: Sequence[Step], y: Float[Tensor, "batch query model"]
+) -> Float[Tensor, "batch query 1"] | None:
+    """The product of all denominators' inverses that `y` meets on its way through the steps; None: it meets none."""
+    scale: Tensor | None = None
+    for step in steps:
+        if isinstance(step, Normalization):
+            inverse = inverse_scale(step, y)
+            scale = inverse if scale is None else scale * inverse
+        y = applied(step, y)
+    return scale

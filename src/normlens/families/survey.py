@@ -1,36 +1,40 @@
-"""Is a family analysed exactly? Five checks on a tiny random-weight model, with and without padding.
+"""Is a family analysed exactly? Six checks on a tiny random-weight model, with and without padding.
 
 1. *Output*: the model computes the same under capture as with its own eager attention.
 2. *All of it*: every product of attention weights and values in the model is a captured site.
 3. *Projection*: the output projection is found without ambiguity for every site.
 4. *Parts*: parts, residual and normalization rebuild what the model computed, below 1e-4.
 5. *Heads*: the same numbers with the heads in a wrong order do not rebuild it, so the fourth check can fail.
+6. *Weights*: `alpha` equals the attentions that the model itself shows, where it shows them.
+
+Beside that, whether its numbers can be explained: terms that add up, with the whole proof of an explanation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, Norm, Scale, Site
-from normlens.anatomy.examine import backbone, few_tokens, run_arguments
-from normlens.anatomy.interface import evaluating
+from normlens.anatomy.description import Anatomy, Gate
+from normlens.anatomy.examine import backbone, few_tokens
+from normlens.anatomy.interface import evaluating, run_arguments
 from normlens.anatomy.trace import Recorder
+from normlens.capture import SiteResult
 from normlens.decompose.block import Block, BlockTensors
-from normlens.decompose.heads import Projection
+from normlens.decompose.steps import Normalization, Scaling
 from normlens.errors import AnatomyError, DecompositionError, NormlensError
 from normlens.families.tiny import families, tiny_inputs, tiny_model
 from normlens.lens import Lens
-from normlens.observe import SiteResult
 from normlens.proof import TOLERANCE, Subject, prove_sums
-from normlens.settings import Settings
+from normlens.request import Request
 
 
 @dataclass(frozen=True)
-class Report:
+class FamilyReport:
     """What was found out about one family."""
 
     family: str
@@ -39,18 +43,22 @@ class Report:
     reason: str  # why it is refused; empty where it is exact
     proof: float | None  # the largest relative error of rebuilt vectors
     output: float | None  # the largest relative difference of the model's output under capture
+    alpha: float | None  # the largest difference of `alpha` from the attentions that the model shows, where it does
     sites: dict[str, int]
     norm: str  # where the normalization stands: post, pre, branch
     heads: str
     kv_heads: str
     notes: str
+    explained: str = ""  # complete | refused
+    explained_reason: str = ""  # why it is refused
+    explained_gap: float | None = None  # the largest gap over the sum of absolute terms
 
-    def as_dict(self) -> dict[str, Any]:
-        """A plain object for JSON."""
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
         return asdict(self)
 
 
-def survey(family: str) -> Report:
+def survey(family: str) -> FamilyReport:
     """Check one family; whatever goes wrong is its reason for refusal."""
     mapping = families()[family]
     try:
@@ -63,6 +71,10 @@ def survey(family: str) -> Report:
                 _plain_run(model, padded)
     except Exception as error:
         return _refused(family, mapping, f"a tiny model does not run on token ids alone: {_sentence(error)}")
+    return replace(_analyzed(family, mapping, model), **_explained(model))
+
+
+def _analyzed(family: str, mapping: str, model: nn.Module) -> FamilyReport:
     try:
         return examine_model(family, mapping, model)
     except NormlensError as error:
@@ -71,38 +83,103 @@ def survey(family: str) -> Report:
         return _refused(family, mapping, f"the check itself failed: {_sentence(error)}")
 
 
+def _explained(model: nn.Module) -> dict[str, Any]:
+    """Whether one number of the model's output can be explained, with and without padding."""
+    lens = Lens(model)
+    try:
+        gaps = [
+            found.proof.gap
+            for padded in (False, True)
+            for found in lens.explain_inputs(tiny_inputs(model, padded=padded), output=17, position=2)
+        ]
+    except NormlensError as error:
+        return {"explained": "refused", "explained_reason": str(error)}
+    except Exception as error:
+        return {"explained": "refused", "explained_reason": f"the check itself failed: {_sentence(error)}"}
+    return {"explained": "complete", "explained_reason": "", "explained_gap": max(gaps)}
+
+
 def _plain_run(model: nn.Module, padded: bool) -> None:
     body = backbone(model)
     body(**run_arguments(body, tiny_inputs(model, padded=padded)))
 
 
-def examine_model(family: str, mapping: str, model: nn.Module) -> Report:
-    """The five checks; a failed one raises."""
+def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
+    """The six checks; a failed one raises."""
     lens = Lens(model)
     check_all_captured(lens)
     errors: list[float] = []
+    differences: list[float | None] = []
     for padded in (False, True):
-        settings = Settings.of(lens.anatomy)
+        settings = Request.of(lens.anatomy)
+        alphas: list[tuple[SiteResult, Tensor]] = []
 
-        def handle(site: Site, block: Block, result: SiteResult) -> None:
+        def take(result: SiteResult, block: Block, alphas: list[tuple[SiteResult, Tensor]] = alphas) -> None:
             errors.append(float(result.proof.max()))
-            check_heads(family, site, block, result)
+            check_heads(family, result, block)
+            alphas.append((result, result.values["alpha"].clone()))
 
-        lens.run(tiny_inputs(model, padded=padded), settings, handle)
+        inputs = tiny_inputs(model, padded=padded)
+        lens.run(inputs, settings, take)
+        differences.append(alpha_difference(alphas, shown_attentions(backbone(model), inputs)))
+    known = [difference for difference in differences if difference is not None]
+    if max(known, default=0.0) > TOLERANCE[torch.float32]:
+        raise DecompositionError(
+            f"alpha must be the model's attention weight: in {family!r} it differs by {max(known):.2g} from what the model "
+            f"shows (allowed: {TOLERANCE[torch.float32]:.0e})"
+        )
     anatomy = lens.anatomy
-    return Report(
+    return FamilyReport(
         family,
         mapping,
         "exact",
         "",
         proof=max(errors),
-        output=max(lens._verified.values()),
+        output=max(lens._compared.values()),
+        alpha=max(known) if len(known) == len(differences) else None,
         sites={kind: len(anatomy.of(kind)) for kind in anatomy.kinds},
-        norm=_several(site.placement for site in anatomy.sites),
-        heads=_several(site.heads for site in anatomy.sites),
-        kv_heads=_several(site.kv_heads for site in anatomy.sites),
+        norm=_distinct(site.placement for site in anatomy.sites),
+        heads=_distinct(site.heads for site in anatomy.sites),
+        kv_heads=_distinct(site.kv_heads for site in anatomy.sites),
         notes=_notes(anatomy, model),
     )
+
+
+#: Fields of a model's output that hold attention weights, by kind of site; `attentions` are those of its only kind.
+_SHOWN = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+
+
+def shown_attentions(body: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The attention weights that the model itself shows, by field; nothing where it does not know the question."""
+    try:
+        with evaluating(body):
+            output = body(**run_arguments(body, inputs), output_attentions=True)
+    except Exception:  # every family fails in its own way at an argument that it does not have
+        return {}
+    found = {}
+    for name in ("attentions", *_SHOWN.values()):
+        tensors = [t for t in getattr(output, name, None) or () if isinstance(t, Tensor) and t.ndim == 4]
+        if tensors:
+            found[name] = tensors
+    return found
+
+
+def alpha_difference(sites: Sequence[tuple[SiteResult, Tensor]], shown: Mapping[str, list[Tensor]]) -> float | None:
+    """How far `alpha` is from what the model shows, over real positions; None where it does not show all of them."""
+    differences = []
+    for kind in {result.kind for result, _ in sites}:
+        ours = [(result, alpha) for result, alpha in sites if result.kind == kind]
+        alone = len(ours) == len(sites)
+        theirs = shown.get(_SHOWN[kind]) or (shown.get("attentions", []) if alone else [])
+        if len(theirs) != len(ours):
+            return None
+        for (result, alpha), weights in zip(ours, theirs, strict=True):
+            if weights.shape[:3] != alpha.shape[:3] or weights.shape[3] < alpha.shape[3]:
+                return None
+            gap = (alpha - weights[..., : alpha.shape[3]]).abs()  # a sink's column stands last
+            real = result.query_mask[:, None, :, None] & result.key_mask[:, None, None, :]
+            differences.append(float(gap.masked_fill(~real, 0.0).max()))
+    return max(differences)
 
 
 def check_all_captured(lens: Lens) -> None:
@@ -118,27 +195,27 @@ def check_all_captured(lens: Lens) -> None:
         )
 
 
-def check_heads(family: str, site: Site, block: Block, result: SiteResult) -> None:
-    """With the heads of the values turned by one, the sum must not come out right."""
+def check_heads(family: str, result: SiteResult, block: Block) -> None:
+    """With the heads rotated by one, the sum must not come out right."""
     t = block.tensors
-    if t.heads < 2:
+    if t.weight.shape[0] < 2:
         return  # one head has no order
-    wrong = Block(with_turned_heads(t))
-    subject = Subject(family, f"{site.kind} layer {site.layer}", site.path, torch.float32)
+    wrong = Block(with_rotated_heads(t))
+    where = f"{result.kind} layer {result.layer}"
+    subject = Subject(family, where, "attention", torch.float32)
     try:
         prove_sums(wrong, result.query_mask, subject)
     except DecompositionError:
         return
     raise DecompositionError(
-        f"a wrong head order must be caught: in {family!r}, {site}, the sums came out right with turned heads; "
+        f"a wrong head order must be caught: in {family!r}, {where}, the sums came out right with rotated heads; "
         f"its attention says too little for a proof (allowed error: {TOLERANCE[torch.float32]:.0e})"
     )
 
 
-def with_turned_heads(tensors: BlockTensors) -> BlockTensors:
+def with_rotated_heads(tensors: BlockTensors) -> BlockTensors:
     """The same site with its output projection's heads in a wrong order."""
-    turned = {place: Projection(projection.weight.roll(1, dims=0)) for place, projection in tensors.projections.items()}
-    return replace(tensors, projections=turned)
+    return replace(tensors, weight=tensors.weight.roll(1, dims=0), output_check=None)
 
 
 def _notes(anatomy: Anatomy, model: nn.Module) -> str:
@@ -147,8 +224,8 @@ def _notes(anatomy: Anatomy, model: nn.Module) -> str:
     found = {
         "gate": any(site.gated for site in sites),
         "scaled by query and head": any(isinstance(step, Gate) and not step.by_coordinate for step in inner),
-        "norm before the projection": any(isinstance(step, Norm) for step in inner),
-        "constant on the branch": any(isinstance(step, Scale) for site in sites for step in site.branch),
+        "norm before the projection": any(isinstance(step, Normalization) for step in inner),
+        "constant on the branch": any(isinstance(step, Scaling) for site in sites for step in site.branch),
         "constant on the residual": any(site.residual_steps for site in sites),
         "parallel branch": any(site.others for site in sites),
         "no residual": any(site.residual is None for site in sites),
@@ -158,7 +235,7 @@ def _notes(anatomy: Anatomy, model: nn.Module) -> str:
     return ", ".join(name for name, holds in found.items() if holds)
 
 
-def _several(items: Any) -> str:
+def _distinct(items: Any) -> str:
     return ", ".join(dict.fromkeys(str(item) for item in items))
 
 
@@ -167,5 +244,5 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines)}"[:300]
 
 
-def _refused(family: str, mapping: str, reason: str) -> Report:
-    return Report(family, mapping, "refused", reason, None, None, {}, "", "", "", "")
+def _refused(family: str, mapping: str, reason: str) -> FamilyReport:
+    return FamilyReport(family, mapping, "refused", reason, None, None, None, {}, "", "", "", "", "refused", reason)

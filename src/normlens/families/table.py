@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 import transformers
 
+from normlens.errors import NormlensError
 from normlens.families.beyond_text import IMAGES, SOUNDS
-from normlens.families.survey import Report, survey
+from normlens.families.survey import FamilyReport, survey
 from normlens.families.tiny import families
 
 _HEADER = """# Model families
@@ -27,11 +30,17 @@ with random weights in float32, and checked with and without padding. `exact` me
 2. there are as many captured sites as products of attention weights and values;
 3. the output projection of every site was found without ambiguity;
 4. parts, residual and normalization rebuild what the model computed, with a relative error below 1e-4;
-5. the same parts with the heads in a wrong order do not.
+5. the same parts with the heads in a wrong order do not;
+6. `alpha` equals the attentions that the model itself shows (`output_attentions=True`), where it shows them.
 
 **{exact} of {total} families are exact.** The others are refused, with the reason below; nothing is returned for them.
+Of the exact ones, {shown} show their attentions, and in all of these `alpha` agrees.
 
-*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` in front of attention,
+**{complete} of {total} families are explained.** *Explained* is `complete` where the terms of one logit of the same model
+add up to it, at the entrance of every layer, below 1e-5 of the sum of absolute terms (explain.md); this is another check,
+and families that are refused above may be explained.
+
+*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` before attention,
 `branch` between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention
 and the output projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width
 squared), `own code` means that attention does not go through transformers' interface and was followed from softmax to
@@ -54,54 +63,89 @@ def survey_all(
     *,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Report]:
+) -> list[FamilyReport]:
     """Check the named families, or all of them, several at a time."""
     chosen = list(names or families())
     count = min(workers or os.cpu_count() or 1, len(chosen))
+    reports: list[FamilyReport] = []
     if count == 1:
-        return [survey(name) for name in chosen]
-    reports = []
+        for name in chosen:
+            reports.append(survey(name))
+            progress(len(reports), len(chosen))
+        return reports
     # Spawned and not forked: a forked child inherits PyTorch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_quiet) as pool:
-        for report in pool.map(survey, chosen, chunksize=4):
-            reports.append(report)
-            progress(len(reports), len(chosen))
+    try:
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker) as pool:
+            for report in pool.map(survey, chosen, chunksize=4):
+                reports.append(report)
+                progress(len(reports), len(chosen))
+    except BrokenProcessPool as error:
+        raise NormlensError(
+            f"the processes that check families must live: one of {count} was killed, perhaps for want of memory; run "
+            "again with fewer --workers"
+        ) from error
     return reports
 
 
-def _quiet() -> None:
+def _start_worker() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # tiny models: one thread each is faster than many
     transformers.logging.set_verbosity_error()
 
 
-def counts(reports: Sequence[Report]) -> Counter[str]:
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def counts(reports: Sequence[FamilyReport]) -> Counter[str]:
     """How many families have each status."""
     return Counter(report.status for report in reports)
 
 
-def as_markdown(reports: Sequence[Report]) -> str:
+def as_markdown(reports: Sequence[FamilyReport]) -> str:
     """The page of the documentation."""
     exact = [report for report in reports if report.status == "exact"]
     refused = [report for report in reports if report.status != "exact"]
-    lines = [_HEADER.format(version=transformers.__version__, exact=len(exact), total=len(reports))]
-    lines += ["## Exact", "", "| family | sites | norm | heads | key-value heads | notes | proof |"]
-    lines += ["|---|---|---|---|---|---|---|", *map(as_row, exact)]
+    head = {
+        "version": transformers.__version__,
+        "exact": len(exact),
+        "total": len(reports),
+        "shown": sum(report.alpha is not None for report in exact),
+        "complete": sum(report.explained == "complete" for report in reports),
+    }
+    lines = [_HEADER.format(**head)]
+    lines += ["## Exact", "", "| family | sites | norm | heads | key-value heads | explained | notes | proof |"]
+    lines += ["|---|---|---|---|---|---|---|---|", *map(as_row, exact)]
     lines += [
         "",
         "## Images and sounds",
         "",
         _BEYOND_TEXT.format(", ".join(map(_code, IMAGES)), ", ".join(map(_code, SOUNDS))),
     ]
-    lines += ["", "## Refused", "", "| family | reason |", "|---|---|", *map(as_row, refused)]
+    lines += ["", "## Refused", "", "| family | explained | reason |", "|---|---|---|", *map(as_row, refused)]
+    mute = [report for report in reports if report.explained == "refused"]
+    lines += ["", "## Not explained", "", *(f"- `{r.family}`: {_cell(r.explained_reason)}" for r in mute)]
     return "\n".join(lines) + "\n"
 
 
-def as_row(report: Report) -> str:
+def as_row(report: FamilyReport) -> str:
     """One family's line of the page; the proof's error comes last, as it may differ between machines."""
     if report.status != "exact":
-        return f"| `{report.family}` | {_cell(report.reason)} |"
-    cells = (f"`{report.family}`", sites_text(report), report.norm, report.heads, report.kv_heads, report.notes)
+        return f"| `{report.family}` | {report.explained} | {_cell(report.reason)} |"
+    cells = (
+        f"`{report.family}`",
+        sites_text(report),
+        report.norm,
+        report.heads,
+        report.kv_heads,
+        report.explained,
+        report.notes,
+    )
     assert report.proof is not None, "an exact family has been proved"
     return "| " + " | ".join(cells) + f" | < {_bound(report.proof):.0e} |"
 
@@ -111,7 +155,7 @@ def _bound(error: float) -> float:
     return float(10.0 ** math.floor(math.log10(max(error, 1e-9)) + 1))
 
 
-def sites_text(report: Report) -> str:
+def sites_text(report: FamilyReport) -> str:
     """`2 encoder, 2 decoder, 2 cross`."""
     return ", ".join(f"{count} {kind}" for kind, count in report.sites.items())
 

@@ -1,6 +1,6 @@
 """Quadratic forms with Gram matrices, for every pair of query and key: see `decompose.grams`.
 
-A few queries by a few keys at a time, four heads by four. Rows of `KEYS` numbers stand one behind the other in flat arrays,
+A few queries by a few keys at a time, four heads by four. Rows of `KEYS` numbers stand one after the other in flat arrays,
 so that the compiler knows the distances between them and turns the loops over keys into vector instructions.
 """
 
@@ -71,7 +71,7 @@ def quadratic(alpha: Any, lower: Any, lengths: Any, cancellation: float, start: 
         lost[b, first : first + count] = 0
         for at in range(0, keys, KEYS):
             wide = min(KEYS, keys - at)
-            many = (wide + 7) // 8 * 8  # whole vectors; nobody looks at what stands behind `wide`
+            many = (wide + 7) // 8 * 8  # whole vectors; nobody looks at what comes after `wide`
             for i in range(count):
                 for h in range(heads):
                     weights[i, h * KEYS : h * KEYS + wide] = alpha[b, h, first + i, at : at + wide]

@@ -1,4 +1,4 @@
-"""Norms of the vectors that exist once per position, and comparisons of rows: see `decompose.vectors` and `.sketch`."""
+"""Norms of vectors that exist once per position, and how far each stage is from the one before: see `decompose.block`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import numba
 import numpy as np
 
 from normlens.decompose.loops.compiling import inner, parallel
+
+#: The rows of the result, squared norms but for the last: at the attention output, at the sum, at the normalized sum.
+ATTENTION_GAP, ATTENTION_SIZE, SUM_GAP, SUM_SIZE, NORMALIZED_GAP, NORMALIZED_SIZE = range(6)
+CONTEXT, OWN, OWN_WITH_RESIDUAL, NORMALIZED_CONTEXT, NORMALIZED_OWN, INVERSE_SCALE = range(6, 12)
+ROWS = 12
 
 
 @inner
@@ -24,11 +29,11 @@ def along(row: Any, directions: Any, first: int) -> Any:
 
 
 @inner
-def row_gap(left: Any, right: Any, before: Any, behind: Any, shift: Any) -> Any:
+def row_gap(left: Any, right: Any, before: Any, after: Any, shift: Any) -> Any:
     """Of one row: the squared gap and the squared size; the number of directions is a multiple of four."""
     gap = size = left.dtype.type(0)
     for first in range(0, before.shape[0], 4):
-        expected, found = along(left, before, first), along(right, behind, first)
+        expected, found = along(left, before, first), along(right, after, first)
         for i in range(4):
             difference = expected[i] + shift[first + i] - found[i]
             gap += difference * difference
@@ -37,17 +42,10 @@ def row_gap(left: Any, right: Any, before: Any, behind: Any, shift: Any) -> Any:
 
 
 @parallel
-def gaps(left: Any, right: Any, before: Any, behind: Any, shift: Any, out: Any) -> None:
-    """See `decompose.sketch`."""
-    for n in numba.prange(left.shape[0]):
-        out[0, n], out[1, n] = row_gap(left[n], right[n], before, behind, shift)
-
-
-@parallel
-def vectors(
+def per_query(
     mixed: Any,
     before: Any,
-    behind: Any,
+    after: Any,
     shift: Any,
     summed: Any,
     bias: Any,
@@ -60,14 +58,9 @@ def vectors(
     centred: bool,
     eps: float,
     with_norm: bool,
-    carried: bool,
     out: Any,
 ) -> None:
-    """The sums of `decompose.vectors`, for blocks with nothing on the branch; a row of `out` for each.
-
-    `own` stands behind the centring and `gamma` of the normalization already if it is `carried`; what is said of it at the
-    places before that has no meaning then.
-    """
+    """The sums of `decompose.block`, for blocks with nothing on the branch; a row of `out` for each."""
     count, width = summed.shape
     for n in numba.prange(count):
         z, o, r, y = summed[n], own[n], residual[n], total[n]
@@ -88,9 +81,9 @@ def vectors(
             mean_sum += z[c] - bias[c]
             mean_own += o[c]
             mean_residual += r[c]
-        out[0, n], _ = row_gap(mixed[n], z, before, behind, shift)
-        out[1, n], out[2, n], out[3, n] = size, gap, whole
-        out[6, n], out[7, n], out[8, n] = from_others, from_self, with_residual
+        out[ATTENTION_GAP, n], _ = row_gap(mixed[n], z, before, after, shift)
+        out[ATTENTION_SIZE, n], out[SUM_GAP, n], out[SUM_SIZE, n] = size, gap, whole
+        out[CONTEXT, n], out[OWN, n], out[OWN_WITH_RESIDUAL, n] = from_others, from_self, with_residual
         if with_norm:
             if centred:
                 mean, mean_sum = mean / size_of, mean_sum / size_of
@@ -104,7 +97,7 @@ def vectors(
             gap = whole = from_others = with_residual = zero
             for c in range(width):
                 scale = gamma[c] * inverse
-                mine = o[c] * inverse if carried else (o[c] - mean_own) * scale
+                mine = (o[c] - mean_own) * scale
                 context = (z[c] - bias[c] - mean_sum) * scale - mine
                 self_part = mine + (r[c] - mean_residual) * scale
                 difference = (y[c] - mean) * scale + beta[c] - normalized[n, c]
@@ -112,5 +105,6 @@ def vectors(
                 whole += normalized[n, c] * normalized[n, c]
                 from_others += context * context
                 with_residual += self_part * self_part
-            out[4, n], out[5, n], out[9, n], out[10, n] = gap, whole, from_others, with_residual
-            out[11, n] = inverse
+            out[NORMALIZED_GAP, n], out[NORMALIZED_SIZE, n] = gap, whole
+            out[NORMALIZED_CONTEXT, n], out[NORMALIZED_OWN, n] = from_others, with_residual
+            out[INVERSE_SCALE, n] = inverse

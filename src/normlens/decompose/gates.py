@@ -1,7 +1,7 @@
 """What stands between the heads and the output projection: a gate, a constant, or a normalization.
 
 With everything that the input decides held fixed, each of them multiplies the heads' outputs coordinate by coordinate:
-`o_i -> g_i * o_i`. A factor that is one number per query and head belongs to the attention weight, one that is the same
+`o_i -> g_i * o_i`. A factor that is one number per query and head multiplies that query's weights, one that is the same
 for all queries belongs to the rows of `W_O`; neither costs anything. What is left, a gate with a number for each query
 and coordinate, makes the transformed vector depend on the query: `part_ij = sum_h alpha_hij (g_ih * v_hj) W_h`.
 Then no Gram matrix of a key serves all queries, and each pair's vector is built (one query at a time): the cost grows
@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.heads import Projection
-from normlens.decompose.pairs import Needs, Pairs, PlaceName
-from normlens.decompose.steps import Normalizing, Scaling, Step
+from normlens.decompose.pairs import PairResults
+from normlens.decompose.stages import PairRequest, Stage
+from normlens.decompose.steps import Normalization, Scaling, Step, inverse_scale, linear
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def fixed_factor(steps: Sequence[Step | None], heads: int, width: int, like: Ten
         if isinstance(step, Scaling):
             factor = step.factor
             fixed = fixed * (factor if isinstance(factor, float) else factor.reshape(-1, width))
-        elif isinstance(step, Normalizing) and step.gamma is not None:
-            fixed = fixed * step.gamma.reshape(-1, width)
+        elif isinstance(step, Normalization) and step.weight is not None:
+            fixed = fixed * step.weight.reshape(-1, width)
     return fixed
 
 
@@ -56,13 +56,15 @@ def factors(heads: Float[Tensor, "batch query head width"], steps: Sequence[Step
             else:
                 gate = factor if gate is None else gate * factor
             current = current * factor
-        elif isinstance(step, Normalizing):
+        elif isinstance(step, Normalization):
             if step.centred or step.beta is not None:
                 raise ValueError(
                     "in front of the output projection only a normalization without mean and bias is linear"
                 )
-            over_all = step.gamma is not None and step.gamma.numel() == count * width and count > 1
-            inverse = step.inverse_scale(current.flatten(2)).unsqueeze(-1) if over_all else step.inverse_scale(current)
+            over_all = step.weight is not None and step.weight.numel() == count * width and count > 1
+            inverse = (
+                inverse_scale(step, current.flatten(2)).unsqueeze(-1) if over_all else inverse_scale(step, current)
+            )
             per_head = per_head * inverse
             current = current * inverse * fixed_factor([step], count, width, heads)
         else:
@@ -81,55 +83,62 @@ def _by_head(factor: Tensor, batch: int, queries: int, heads: int, width: int) -
 
 
 def gated_norms(
-    alpha: Float[Tensor, "batch head query key"],
+    weights: Float[Tensor, "batch head query key"],
     values: Float[Tensor, "batch head key width"],
     weight: Float[Tensor, "head width model"],
     gate: Float[Tensor, "batch query head width"],
+    steps: tuple[Step, ...],
 ) -> Float[Tensor, "batch query key"]:
-    """`‖sum_h alpha_hij (g_ih * v_hj) W_h‖`, one query at a time."""
+    """`‖sum_h a_hij (g_ih * v_hj) W_h‖` after a stage's linear steps, one query at a time."""
     rows = []
-    for query in range(alpha.shape[2]):
-        gated = values * gate[:, query].unsqueeze(2) * alpha[:, :, query].unsqueeze(-1)  # batch head key width
-        rows.append((gated.transpose(1, 2).flatten(2) @ weight.flatten(0, 1)).norm(dim=-1))
+    for query in range(weights.shape[2]):
+        gated = values * gate[:, query].unsqueeze(2) * weights[:, :, query].unsqueeze(-1)  # batch head key width
+        rows.append(linear(steps, gated.transpose(1, 2).flatten(2) @ weight.flatten(0, 1)).norm(dim=-1))
     return torch.stack(rows, dim=1)
 
 
 def gated_head_norms(
-    alpha: Float[Tensor, "batch head query key"],
+    weights: Float[Tensor, "batch head query key"],
     values: Float[Tensor, "batch head key width"],
     weight: Float[Tensor, "head width model"],
     gate: Float[Tensor, "batch query head width"],
 ) -> Float[Tensor, "batch head query key"]:
-    """`‖alpha_hij (g_ih * v_hj) W_h‖`, one query at a time."""
+    """`‖a_hij (g_ih * v_hj) W_h‖`, one query at a time."""
     rows = []
-    for query in range(alpha.shape[2]):
+    for query in range(weights.shape[2]):
         gated = values * gate[:, query].unsqueeze(2)  # batch head key width
-        rows.append(torch.einsum("bhkc,hcd->bhkd", gated, weight).norm(dim=-1) * alpha[:, :, query].abs())
+        rows.append(torch.einsum("bhkc,hcd->bhkd", gated, weight).norm(dim=-1) * weights[:, :, query].abs())
     return torch.stack(rows, dim=2)
 
 
 def gated_pairs(
     alpha: Float[Tensor, "batch head query key"],
+    factor: Float[Tensor, "batch head query 1"],
     values: Float[Tensor, "batch head key width"],
-    projections: Mapping[PlaceName, Projection],
+    weight: Float[Tensor, "head width model"],
+    steps: Mapping[Stage, tuple[Step, ...]],
     gate: Float[Tensor, "batch query head width"],
-    needs: Needs,
+    request: PairRequest,
     samples: Int[Tensor, "pair 3"],
-) -> Pairs:
+) -> PairResults:
     """What is kept of the pairs of one site with a gate."""
     batch, query, key = samples.to(alpha.device).unbind(-1)
-    mean = alpha.mean(1)
-    return Pairs(
-        mixed=(alpha @ values).transpose(1, 2) * gate,
-        alpha=alpha if needs.alpha else None,
-        weights=mean if needs.weights else None,
-        total_weight=mean.abs().sum(-1) if needs.totals else None,
-        diagonal=alpha.diagonal(dim1=-2, dim2=-1) if needs.diagonal and alpha.shape[2] == alpha.shape[3] else None,
-        lengths=None,
-        norms={place: gated_norms(alpha, values, projections[place].weight, gate) for place in needs.places},
+    mean, weights = alpha.mean(1), alpha * factor
+    own = None
+    if request.own:
+        diagonal = weights.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # batch head query 1
+        own = ((diagonal * values).transpose(1, 2) * gate).flatten(2) @ weight.flatten(0, 1)
+    return PairResults(
+        mixed=(weights @ values).transpose(1, 2) * gate,
+        alpha=alpha if request.alpha else None,
+        weights=mean if request.weights else None,
+        total_weight=mean.abs().sum(-1) if request.totals else None,
+        weight_on_self=mean.diagonal(dim1=-2, dim2=-1) if request.own else None,
+        own=own,
+        f_norm=None,
+        norms={stage: gated_norms(weights, values, weight, gate, steps[stage]) for stage in request.stages},
         samples=samples,
-        sampled_alpha=alpha[batch, :, query, key],
-        gated=gated_head_norms(alpha, values, projections["attn"].weight, gate)
-        if needs.alpha and needs.lengths
-        else None,
+        sampled_weights=weights[batch, :, query, key],
+        factor=factor,
+        gated_af_norm=gated_head_norms(weights, values, weight, gate) if request.alpha and request.f_norm else None,
     )

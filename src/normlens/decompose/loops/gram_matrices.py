@@ -74,7 +74,7 @@ def triangle(f: Any, row: int, out: Any, lengths: Any, key: int, summed: bool, s
 
 @inner
 def changed_by(f: Any, row: int, centred: bool, factor: Any, out: Any) -> None:
-    """One row's vectors behind a step: `factor * (vector - its mean, if centred)`."""
+    """One row's vectors after a step: `factor * (vector - its mean, if centred)`."""
     heads, _, width = f.shape
     for h in range(heads):
         vector, to = f[h, row], out[h, 0]
@@ -115,15 +115,15 @@ def grams(
     heads, rows, width = f.shape
     for row in numba.prange(rows):
         b, key = (start + row) // count, first + (start + row) % count
-        behind = np.empty((heads if changed.any() else 0, 1, width), f.dtype)
+        stepped = np.empty((heads if changed.any() else 0, 1, width), f.dtype)
         summing = key < owned
         share, mine = (diagonal[b, :, key], own[b, key]) if summing else (diagonal[0, :, 0], own[0, 0])
         if summing:
             mine[:] = f.dtype.type(0)
         for t in range(lower.shape[0]):
             if changed[t]:
-                changed_by(f, row, centred[t], factors[t], behind)
-                triangle(behind, 0, lower[t, b], lengths[t, b], key, False, share, mine)
+                changed_by(f, row, centred[t], factors[t], stepped)
+                triangle(stepped, 0, lower[t, b], lengths[t, b], key, False, share, mine)
             else:
                 triangle(f, row, lower[t, b], lengths[t, b], key, summing, share, mine)
                 summing = False

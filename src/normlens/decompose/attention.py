@@ -1,7 +1,8 @@
-"""Textbook attention, a block of queries at a time, so that the weights never need to exist all at once."""
+"""Standard attention, a block of queries at a time, so that the weights never need to exist all at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,21 +10,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose.workspace import Workspace
+from normlens.decompose.process import settle_heap
 
 #: Up to so many weights are computed at once.
 WHOLE_NUMBERS = 4_000_000
-#: Weights per block where there are more: little enough to stay in caches, and to see little behind a causal mask.
+#: Weights per block where there are more: little enough to stay in caches, and to see little under a causal mask.
 BLOCK_NUMBERS = 2_000_000
 #: Numbers in one sequence's queries (or weights) from which on, on a CPU, its own product costs less than laying out all.
 WORTH_A_CALL = 50_000
+#: Rows of a mask that are looked at together.
+MASK_ROWS = 1024
+#: Masks that are remembered; models with more than one (windows of attention beside full attention) take turns.
+MASKS = 4
 
 Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What textbook attention is made of: `softmax(softcap(q k^T scaling) + bias + mask) v`, with an optional sink."""
+    """What standard attention is made of: `softmax(softcap(q k^T scaling) + bias + mask) v`, with an optional sink."""
 
     query: Float[Tensor, "batch head query width"]
     key: Float[Tensor, "batch kv_head key width"]
@@ -34,11 +39,76 @@ class AttentionInputs:
     softcap: float | None = None
 
 
+@dataclass(frozen=True)
+class MaskExtent:
+    """Of a mask that is added to scores, for each of its rows: how many keys it leaves alone, and how many it shows."""
+
+    keys: int
+    untouched: tuple[int, ...]  # leading keys to which nothing is added, in any sequence and head
+    shown: tuple[int, ...]  # keys up to the last one that is visible in some sequence and head
+
+    def of(self, start: int, stop: int) -> tuple[int, int]:
+        """The same two numbers for the queries from `start` to `stop` together."""
+        rows = slice(start, stop) if len(self.shown) > 1 else slice(None)
+        return min(self.untouched[rows]), max(self.shown[rows])
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask hides exactly the later keys from each of as many queries."""
+        return self.untouched == self.shown == tuple(range(1, self.keys + 1))
+
+
+def extent_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> MaskExtent:
+    """Look at a mask once: masks are quadratic, so a block of rows at a time."""
+    keys, floor = mask.shape[-1], torch.finfo(mask.dtype).min / 2
+    position = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
+    untouched: list[int] = []
+    shown: list[int] = []
+    for start in range(0, mask.shape[-2], MASK_ROWS):
+        rows = mask[..., start : start + MASK_ROWS, :].flatten(0, 1)
+        touched = rows[0] != 0 if len(rows) == 1 else (rows != 0).any(0)  # query key
+        untouched += torch.where(touched, position - 1, keys).amin(-1).tolist()
+        # A row that shows nothing at all is spread over every key by softmax.
+        last = ((rows > floor) * position).amax(-1)
+        shown += torch.where(last == 0, keys, last).amax(0).tolist()
+    return MaskExtent(keys, tuple(untouched), tuple(shown))
+
+
+class Scratch:
+    """What one forward pass uses in every layer again: memory for large blocks, and what is known of its masks.
+
+    A system hands out large blocks page by page and takes them back when they are let go. For blocks that live for
+    milliseconds that is expensive, so a pass keeps the few it needs.
+    """
+
+    def __init__(self) -> None:
+        settle_heap()
+        self._blocks: dict[str, Tensor] = {}
+        self._masks: list[tuple[Tensor, int, MaskExtent]] = []
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A tensor of any content; it holds until the same name is taken again."""
+        size, block = math.prod(shape), self._blocks.get(name)
+        if block is None or block.numel() < size or (block.dtype, block.device) != (like.dtype, like.device):
+            block = self._blocks[name] = like.new_empty(size)
+        return block[:size].view(shape)
+
+    def extent(self, mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> MaskExtent:
+        """The extent of a mask, worked out when it is first seen: layers are given the same one."""
+        version = 0 if mask.is_inference() else mask._version
+        for known, then, extent in self._masks:
+            if known is mask and then == version:
+                return extent
+        found = extent_of(mask)
+        self._masks = [*self._masks[1 - MASKS :], (mask, version, found)]
+        return found
+
+
 def attend(
-    inputs: AttentionInputs, feed: Feed | None = None, space: Workspace | None = None
+    inputs: AttentionInputs, feed: Feed | None = None, scratch: Scratch | None = None
 ) -> Float[Tensor, "batch query head value_width"]:
     """The attention output; each block of weights is given to `feed` on the way, and is overwritten by the next one."""
-    space = Workspace() if space is None else space
+    scratch = Scratch() if scratch is None else scratch
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
     row = max(1, batch * heads * keys)
@@ -46,8 +116,8 @@ def attend(
     output = inputs.query.new_empty(batch, queries, heads, inputs.value.shape[-1])
     for start in range(0, queries, step):
         stop = min(queries, start + step)
-        alpha = _weights(inputs, start, stop, space)
-        mixed = _grouped(alpha, inputs.value[:, :, : alpha.shape[-1]], "mixed", space)
+        alpha = _weights(inputs, start, stop, scratch)
+        mixed = _grouped(alpha, inputs.value[:, :, : alpha.shape[-1]], "mixed", scratch)
         output[:, start:stop] = mixed.transpose(1, 2)
         if feed is not None:
             feed(alpha, start)
@@ -55,13 +125,13 @@ def attend(
 
 
 def _weights(
-    inputs: AttentionInputs, start: int, stop: int, space: Workspace
+    inputs: AttentionInputs, start: int, stop: int, scratch: Scratch
 ) -> Float[Tensor, "batch head block seen"]:
-    """The weights of a block of queries, on the keys that it can see at all: behind them there is nothing to compute."""
+    """The weights of a block of queries, on the keys that it can see at all: after them there is nothing to compute."""
     keys = inputs.key.shape[2]
-    untouched, seen = (keys, keys) if inputs.mask is None else space.outline(inputs.mask).of(start, stop)
+    untouched, seen = (keys, keys) if inputs.mask is None else scratch.extent(inputs.mask).of(start, stop)
     query, key = inputs.query[:, :, start:stop], inputs.key[:, :, :seen].transpose(-1, -2)
-    scores = _grouped(query, key, "scores", space, inputs.scaling)
+    scores = _grouped(query, key, "scores", scratch, inputs.scaling)
     if inputs.softcap is not None:
         scores = scores.div_(inputs.softcap).tanh_().mul_(inputs.softcap)
     for term, first in ((inputs.bias, 0), (inputs.mask, untouched)):
@@ -77,14 +147,14 @@ def _grouped(
     left: Float[Tensor, "batch head rows inner"],
     right: Float[Tensor, "batch kv_head inner columns"],
     name: str,
-    space: Workspace,
+    scratch: Scratch,
     factor: float = 1.0,
 ) -> Float[Tensor, "batch head rows columns"]:
     """A matrix product times a factor, in which the heads of one group share the right-hand side; nothing is repeated."""
     batch, heads, rows, inner = left.shape
     groups, columns = right.shape[1], right.shape[-1]
     shared = heads // groups * rows
-    out = space.take(name, (batch, groups, shared, columns), left)
+    out = scratch.take(name, (batch, groups, shared, columns), left)
     left = left.reshape(batch, groups, shared, inner)
     # A model's heads lie side by side in each position: one sequence is multiplied as it lies, several are laid out anew.
     if left.device.type == "cpu" and heads * rows * inner >= WORTH_A_CALL:
@@ -97,7 +167,7 @@ def _grouped(
 
 
 def attend_diagonal(
-    inputs: AttentionInputs, space: Workspace | None = None
+    inputs: AttentionInputs, scratch: Scratch | None = None
 ) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query"]] | None:
     """The output and each position's weight on itself, at the price of fused attention; None where that cannot be had.
 
@@ -116,8 +186,8 @@ def attend_diagonal(
         return None
     group = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (key, value))
-    space = Workspace() if space is None else space
-    causal = inputs.mask is not None and space.outline(inputs.mask).causal
+    scratch = Scratch() if scratch is None else scratch
+    causal = inputs.mask is not None and scratch.extent(inputs.mask).causal
     mask = None if causal or inputs.mask is None else inputs.mask.expand(-1, -1, query.shape[2], -1)
     output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=mask, scale=inputs.scaling

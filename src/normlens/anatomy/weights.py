@@ -1,0 +1,188 @@
+"""A site's weights, made ready for the mathematics once, and how one knows that a model has changed since.
+
+Whatever is kept of a model is good for one *state* of it: which tensors it holds, what is in them, which adapters are in
+force. Versions alone do not tell: `p.data` and fused optimizers change numbers without one, so a few entries of each
+tensor are looked at as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from normlens.anatomy.description import Gate, Site, ValueMap
+from normlens.anatomy.interface import all_modules
+from normlens.decompose.block import RandomCheck, stage_steps
+from normlens.decompose.gates import fixed_factor
+from normlens.decompose.grams import split_heads
+from normlens.decompose.stages import Stage
+from normlens.decompose.steps import Normalization, Step
+
+#: Entries of each tensor that are looked at.
+_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What decides whether something that was kept of a model still holds."""
+
+    tensors: tuple[tuple[int, int, int], ...]  # identity, storage and version of each parameter and buffer
+    entries: tuple[bytes, ...]  # a seeded few of their numbers
+    adapters: tuple[object, ...]  # which are in force, and how strongly
+    hooks: tuple[int, ...]  # set by the user: their numbers, which PyTorch gives only once
+    implementation: tuple[str, ...]  # of attention, in each part of the model
+    wrappers: tuple[object, ...]  # what the modules around the body say of themselves
+
+    @property
+    def identities(self) -> tuple[int, ...]:
+        """Which tensors the model holds, whatever is in them."""
+        return tuple(identity for identity, _, _ in self.tensors)
+
+
+class StateReader:
+    """Reads the state of one model, before every pass: so it walks the modules once and copies one small tensor."""
+
+    def __init__(self, model: nn.Module, body: nn.Module) -> None:
+        self._model = model
+        self._wrappers = [module for module in model.modules() if module is not body and body in module.modules()]
+        self._viewed: tuple[tuple[int, int, int], ...] = ()
+        self._views: list[list[Tensor]] = []  # by device and dtype, of one number each
+
+    def read(self) -> ModelState:
+        """The state now."""
+        tensors: list[Tensor] = []
+        adapters: list[object] = []
+        implementation: list[str] = []
+        hooks: list[int] = []
+        for module in all_modules(self._model):
+            tensors += [t for t in module._parameters.values() if t is not None]
+            tensors += [t for t in module._buffers.values() if t is not None]
+            hooks += [*module._forward_hooks, *module._forward_pre_hooks]
+            if isinstance(module, PreTrainedModel):
+                implementation.append(str(module.config._attn_implementation))
+            if hasattr(module, "lora_A") or hasattr(type(module), "active_adapters"):
+                adapters.append(_adapters(module))
+        key = tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+        if key != self._viewed:
+            self._viewed, self._views = key, _views(tensors)
+        with torch.no_grad():
+            entries = tuple(torch.cat(views).cpu().view(torch.uint8).numpy().tobytes() for views in self._views)
+        wrappers = tuple(map(_said, self._wrappers))
+        return ModelState(key, entries, tuple(adapters), tuple(hooks), tuple(implementation), wrappers)
+
+
+def _adapters(module: nn.Module) -> object:
+    """What an adapter layer says about itself (PEFT's names); anything else about it shows in its tensors."""
+    names = ("active_adapters", "active_adapter", "disable_adapters", "merged_adapters", "scaling")
+    return tuple(repr(value) for name in names if not callable(value := getattr(module, name, None)))
+
+
+def _said(module: nn.Module) -> object:
+    """The plain settings of a wrapper, and its own `forward` where it was given one: either may change what it calls."""
+    found: list[object] = []
+    for name, value in vars(module).items():
+        if callable(value):
+            found.append((name, getattr(value, "__qualname__", ""), id(getattr(value, "__self__", None))))
+        elif isinstance(value, bool | int | float | str) and name != "training":
+            found.append((name, value))
+    return tuple(found)
+
+
+def _views(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """One number of a tensor at a time, at seeded places, as views: what is written into it shows in them."""
+    drawn = Random(0)
+    grouped: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0 or tensor.device.type == "meta":
+            continue
+        views = grouped.setdefault((tensor.device, tensor.dtype), [])
+        for _ in range(_SAMPLES):
+            entry = tensor.detach()
+            for size in tensor.shape:
+                entry = entry[drawn.randrange(size)]
+            views.append(entry.reshape(1))
+    return list(grouped.values())
+
+
+@dataclass(frozen=True)
+class SiteWeights:
+    """The weights of one site in the working dtype."""
+
+    weight: Tensor  # W_O by head, with constant factors in front of it
+    bias: Tensor | None
+    branch: tuple[Step, ...]
+    norm: Normalization | None
+    inner: tuple[Step | None, ...]  # in front of the projection; None where a gate stands, which is no weight
+    residual: tuple[Step, ...]  # between the residual and the sum
+    output_check: RandomCheck
+    value_check: RandomCheck | None
+
+    @cached_property
+    def steps(self) -> dict[Stage, tuple[Step, ...]]:
+        """The steps from the attention output to each stage."""
+        return stage_steps(self.branch, self.norm)
+
+    @classmethod
+    def of(cls, site: Site, dtype: torch.dtype) -> SiteWeights:
+        """Read a site's weights."""
+        inner = tuple(None if isinstance(step, Gate) else step.to(dtype) for step in site.inner)
+        weight = head_weights(site, dtype)
+        found = site.projection.bias()
+        bias = None if found is None else found.to(dtype)
+        return cls(
+            weight,
+            bias,
+            tuple(step.to(dtype) for step in site.branch),
+            None if site.norm is None else site.norm.to(dtype),
+            inner,
+            tuple(step.to(dtype) for step in site.residual_steps),
+            RandomCheck.of(weight.flatten(0, 1), bias),
+            None if site.value_map is None else _value_check(site.value_map, dtype),
+        )
+
+
+def head_weights(site: Site, dtype: torch.dtype) -> Tensor:
+    """`W_O` by head as `f` sees it: in the order of the heads' coordinates, times what multiplies them before it."""
+    matrix = site.projection.matrix().to(dtype)
+    if site.rows is not None:
+        matrix = matrix[site.rows.to(matrix.device)]
+    weight = split_heads(matrix, site.heads).contiguous()
+    fixed = [step.to(dtype) for step in site.inner if not isinstance(step, Gate)]
+    return weight * fixed_factor(fixed, weight.shape[0], weight.shape[1], weight).unsqueeze(-1) if fixed else weight
+
+
+def _value_check(found: ValueMap, dtype: torch.dtype) -> RandomCheck:
+    matrix, bias = found.linear.matrix().to(dtype), found.linear.bias()
+    columns = found.columns.to(matrix.device).flatten()
+    return RandomCheck.of(matrix[:, columns], None if bias is None else bias[columns])
+
+
+class WeightCache:
+    """Prepared weights by site, good for one state of the model; a module that runs twelve times is prepared once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], SiteWeights] = {}
+
+    def clear(self) -> None:
+        """Forget everything: the model has changed."""
+        self._kept.clear()
+
+    def prepare(self, site: Site, dtype: torch.dtype) -> SiteWeights:
+        """The site's weights, from the cache where it has them."""
+        steps = (*site.inner, "branch", *site.branch, "residual", *site.residual_steps, "norm", site.norm)
+        key = (dtype, site.heads, id(site.projection.module), *map(_step_key, steps))
+        if key not in self._kept:
+            self._kept[key] = SiteWeights.of(site, dtype)
+        return self._kept[key]
+
+
+def _step_key(step: object) -> object:
+    if isinstance(step, str | Gate) or step is None:
+        return str(step) if isinstance(step, str) else type(step)
+    return tuple(id(value) if isinstance(value, Tensor) else value for value in vars(step).values())

@@ -1,0 +1,244 @@
+"""From text to tensors and labels, and from single sequences to padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlens.anatomy.description import Kind
+from normlens.anatomy.examine import is_encoder_decoder
+from normlens.errors import InputError
+from normlens.text.tokens import Tokens, words_by_ids, words_by_marks
+
+Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """One sequence, ready to run: the tensors of one row, and the labels of its positions."""
+
+    inputs: dict[str, tuple[int, ...]]
+    source: Tokens
+    target: Tokens | None = None
+    notes: dict[str, Any] = field(default_factory=dict)  # for the provenance
+
+    def queries(self, kind: Kind) -> Tokens:
+        """The tokens that stand at the query axis of a kind of site."""
+        return self.source if self.target is None or kind == "encoder" else self.target
+
+    def keys(self, kind: Kind) -> Tokens:
+        """The tokens that stand at the key axis of a kind of site."""
+        return self.source if kind == "cross" else self.queries(kind)
+
+    def labels(self, kind: Kind, by_word: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What is written at the query and at the key axis of a kind of site."""
+        query, key = (t.word_strings() if by_word else t.strings for t in (self.queries(kind), self.keys(kind)))
+        return query, key
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of source and target positions."""
+        return len(self.source.ids), 0 if self.target is None else len(self.target.ids)
+
+    @property
+    def length(self) -> int:
+        """The number of positions, both sides together."""
+        return sum(self.lengths)
+
+
+class TextEncoder:
+    """Turns texts into sequences for one model and tokenizer."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._config: Any = getattr(model, "config", None)
+        self._two_sided = is_encoder_decoder(model)
+        self._limit = longest_input(model, tokenizer)
+
+    def __call__(
+        self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
+    ) -> EncodedText:
+        """Encode one text (with its pair or its target)."""
+        if self._two_sided and target is None:
+            raise InputError(
+                "an encoder-decoder model reads a source and writes a target: no target was given; pass target=… "
+                "(--target on the shell), or generate=True to analyse what the model itself writes"
+            )
+        if not self._two_sided and target is not None:
+            raise InputError(
+                "a target belongs to an encoder-decoder model: this one has one side; pass the text as a whole, or "
+                "pair=… for a second segment"
+            )
+        prompt = self.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
+        if target is None:
+            return prompt
+        _check_text(target, "target", pretokenized)
+        labels, cut = self._tokens(
+            self._tokenizer(text_target=list(target) if pretokenized else target, is_split_into_words=pretokenized),
+            "target",
+            truncate,
+            target,
+            None,
+        )
+        shifted = self._shifted(labels)
+        inputs = {**prompt.inputs, "decoder_input_ids": shifted.ids}
+        notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"]} | _as_written(target=target)
+        return EncodedText(inputs, prompt.source, shifted, notes)
+
+    def prompt(self, text: Text, pair: Text | None, *, truncate: bool, pretokenized: bool) -> EncodedText:
+        """Encode the side that is read: a text, with its pair."""
+        _check_text(text, "text", pretokenized)
+        if pair is not None:
+            _check_text(pair, "pair", pretokenized)
+        encoding = self._tokenizer(
+            list(text) if pretokenized else text,
+            None if pair is None else list(pair) if pretokenized else pair,
+            is_split_into_words=pretokenized,
+        )
+        source, cut = self._tokens(encoding, "text", truncate, text, pair)
+        inputs = {"input_ids": source.ids}
+        if "token_type_ids" in encoding:
+            inputs["token_type_ids"] = tuple(encoding["token_type_ids"][: len(source.ids)])
+        return EncodedText(inputs, source, None, {"truncated": cut} | _as_written(text=text, pair=pair))
+
+    def from_ids(self, source: Tokens, target: Sequence[int] | None = None) -> EncodedText:
+        """A sequence from tokens that exist already (a model's own continuation, say)."""
+        inputs = {"input_ids": source.ids}
+        if target is None:
+            return EncodedText(inputs, source, None, {"generated": True})
+        written = self.label(target)
+        return EncodedText({**inputs, "decoder_input_ids": written.ids}, source, written, {"generated": True})
+
+    def label(self, ids: Sequence[int]) -> Tokens:
+        """Token strings and words for bare ids."""
+        if self._tokenizer is None:
+            return Tokens(tuple(ids), tuple(str(i) for i in ids), tuple(range(len(ids))))
+        # An id may have no token: many models have more embeddings than their tokenizer has entries.
+        found = self._tokenizer.convert_ids_to_tokens(list(ids))
+        strings = tuple(str(i) if token is None else token for i, token in zip(ids, found, strict=True))
+        return Tokens(tuple(ids), strings, words_by_marks(strings, self._specials()))
+
+    def _tokens(self, encoding: Any, what: str, truncate: bool, text: Text, pair: Text | None) -> tuple[Tokens, bool]:
+        ids = list(encoding["input_ids"])
+        special = self._special_ids()
+        content = [i for i in ids if i not in special]
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        if not content and unknown not in ids:
+            raise InputError(f"the {what} must hold at least one token: {_shorten(text)} gives none; pass some words")
+        if unknown is not None and all(i == unknown for i in ids if i not in special or i == unknown):
+            raise InputError(
+                f"the {what} must hold a token that the model knows: every token of {_shorten(text)} is the unknown "
+                "one; is this the right tokenizer?"
+            )
+        cut = False
+        if self._limit is not None and len(ids) > self._limit:
+            if not truncate:
+                raise InputError(
+                    f"the {what} must fit the model: it has {len(ids)} tokens and the model takes {self._limit}; "
+                    "shorten it, or pass truncate=True (--truncate on the shell)"
+                )
+            encoding = self._shortened(what, text, pair, self._limit)
+            ids, cut = list(encoding["input_ids"]), True
+        strings = tuple(self._tokenizer.convert_ids_to_tokens(ids))
+        return Tokens(tuple(ids), strings, self._words(encoding, strings)), cut
+
+    def _shortened(self, what: str, text: Text, pair: Text | None, limit: int) -> Any:
+        split = not isinstance(text, str)
+        options: dict[str, Any] = {"truncation": True, "max_length": limit, "is_split_into_words": split}
+        first = list(text) if split else text
+        if what == "target":
+            return self._tokenizer(text_target=first, **options)
+        second = None if pair is None else list(pair) if split else pair
+        return self._tokenizer(first, second, **options)
+
+    def _words(self, encoding: Any, strings: tuple[str, ...]) -> tuple[int, ...]:
+        if not getattr(self._tokenizer, "is_fast", False):
+            return words_by_marks(strings, self._specials())
+        places = zip(encoding.sequence_ids(), encoding.word_ids(), strict=True)
+        return words_by_ids([None if word is None else (segment, word) for segment, word in places])
+
+    def _shifted(self, labels: Tokens) -> Tokens:
+        """The decoder's input: the start token, then the labels without their last one."""
+        start = getattr(self._config, "decoder_start_token_id", None)
+        first = labels.ids[-1] if start is None else start  # mBART starts with the label that ends the sentence
+        string = str(self._tokenizer.convert_ids_to_tokens([first])[0])
+        kept = labels.words[:-1]
+        return Tokens((first, *labels.ids[:-1]), (string, *labels.strings[:-1]), (0, *(word + 1 for word in kept)))
+
+    def _special_ids(self) -> set[int]:
+        return set(self._tokenizer.all_special_ids)
+
+    def _specials(self) -> set[str]:
+        return set(self._tokenizer.all_special_tokens)
+
+
+def _check_text(text: Text, what: str, pretokenized: bool) -> None:
+    if pretokenized:
+        if isinstance(text, str) or not all(isinstance(word, str) and word.strip() for word in text) or not text:
+            raise InputError(
+                f"a pre-tokenized {what} must be a list of words, none of them empty: got {_shorten(text)}"
+            )
+    elif not isinstance(text, str):
+        raise InputError(f"the {what} must be a string: got {type(text).__name__}; pass pretokenized=True for words")
+    elif not text.strip():
+        raise InputError(f"the {what} must hold some words: it is empty; pass the sentence to analyse")
+    written = text if isinstance(text, str) else " ".join(text)
+    half = next((i for i, character in enumerate(written) if "\ud800" <= character <= "\udfff"), None)
+    if half is not None:
+        raise InputError(
+            f"the {what} must be whole characters: character {half} is half of one (bytes read in another encoding?); read "
+            "the text as UTF-8, or leave that character out"
+        )
+
+
+def _as_written(**texts: Text | None) -> dict[str, Any]:
+    """The texts for the record, as they were given: tokens alone do not say how a text was written."""
+    return {name: text if isinstance(text, str) else list(text) for name, text in texts.items() if text is not None}
+
+
+def _shorten(text: Text) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int | None:
+    """How many tokens the model takes: its position embeddings, or what its configuration and tokenizer say."""
+    config = getattr(model, "config", None)
+    limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and "position_embeddings" in name and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from after the padding
+    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
+    return min(known, default=None)
+
+
+def padding_id(model: nn.Module, tokenizer: Any) -> int:
+    """The id that fills up shorter rows: the tokenizer's, else the model's, else 0 (it is masked anyway)."""
+    for owner in (tokenizer, getattr(model, "config", None)):
+        pad = getattr(owner, "pad_token_id", None)
+        if isinstance(pad, int) and pad >= 0:
+            return pad
+    return 0
+
+
+def pad_batch(sequences: Sequence[EncodedText], pad: int, device: torch.device) -> dict[str, Tensor]:
+    """One padded batch of encoded texts."""
+    return pad_rows([sequence.inputs for sequence in sequences], pad, device)
+
+
+def pad_rows(rows: Sequence[Mapping[str, Sequence[int]]], pad: int, device: torch.device) -> dict[str, Tensor]:
+    """One batch of rows by name, padded on the right: there a decoder's positions stay what they are without padding."""
+    batch: dict[str, Tensor] = {}
+    for name in rows[0]:
+        longest = max(len(row[name]) for row in rows)
+        filler = pad if name.endswith("input_ids") else 0
+        padded = [[*row[name], *[filler] * (longest - len(row[name]))] for row in rows]
+        batch[name] = torch.tensor(padded, device=device)
+        if name.endswith("input_ids"):
+            real = [[1] * len(row[name]) + [0] * (longest - len(row[name])) for row in rows]
+            batch[name.replace("input_ids", "attention_mask")] = torch.tensor(real, device=device)
+    return batch
