@@ -1,0 +1,85 @@
+"""Sequences of the corpus in, statistics out. The same code in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from normlens.corpus.counting.batches import batched
+from normlens.corpus.counting.counter import BatchCounter, Rows, sorted_rows
+from normlens.corpus.counting.passes import ForwardPasses
+from normlens.corpus.counting.plan import Plan
+from normlens.corpus.counting.statistics import CorpusStatistics
+from normlens.corpus.reading.sequences import TokenSequence
+from normlens.request import Request
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive sequences of the corpus: what is counted as a whole."""
+
+    index: int
+    sequences: tuple[TokenSequence, ...]
+
+    @property
+    def start(self) -> int:
+        """The number of its first sequence in the corpus."""
+        return self.sequences[0].index
+
+    @property
+    def stop(self) -> int:
+        """The number after that of its last sequence."""
+        return self.sequences[-1].index + 1
+
+
+def chunks_of(sequences: Iterable[TokenSequence], size: int) -> Iterator[Chunk]:
+    """The corpus in chunks of `size` sequences."""
+    stream, number = iter(sequences), 0
+    while part := tuple(islice(stream, size)):
+        yield Chunk(number, part)
+        number += 1
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker needs besides the model; it travels to other processes."""
+
+    plan: Plan
+    batch_size: int = 8
+    whole_batches: bool = False  # see `ForwardPasses`
+
+
+class Worker:
+    """A model and a plan, ready for chunks."""
+
+    def __init__(self, lens: Lens, settings: WorkerSettings) -> None:
+        self.plan, self._batch_size = settings.plan, settings.batch_size
+        plan = settings.plan
+        request = Request.of(
+            lens.anatomy,
+            measures=plan.requested,
+            mixing=plan.mixing,
+            layers=plan.layers,
+            precision=plan.precision,
+        )
+        self._passes = ForwardPasses(lens, request, whole_batches=settings.whole_batches)
+
+    def count(self, statistics: CorpusStatistics, sequences: Sequence[TokenSequence]) -> Rows | None:
+        """Run sequences, batch by batch, into statistics; returns a row per token and layer where the plan asks for it."""
+        rows = list[Rows]()
+        for counter in self._counted(statistics, sequences):
+            if self.plan.per_token:
+                rows += counter.token_rows()
+        return sorted_rows(rows) if rows else None
+
+    def _counted(self, statistics: CorpusStatistics, sequences: Sequence[TokenSequence]) -> Iterator[BatchCounter]:
+        for batch in batched(sequences, self._batch_size):
+            counter = BatchCounter(statistics, batch)
+            self._passes.run(batch, counter.update)
+            counter.finish()
+            yield counter
