@@ -1,0 +1,431 @@
+"""One forward pass of an unmodified model in which every operation leaves its affine map behind.
+
+`FrozenPass` sees each function that the model's code calls. What depends on the input vectors carries a gradient (it is
+*live*); what does not is a constant. A live operand goes through the rule of its operation (`normlens.attribution.rules`),
+so that the ordinary backward pass afterwards runs through the frozen map. The same pass can be recorded and replayed on
+other input vectors with everything held as it was: that is the forward half of the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from normlens.attribution.affine import Sloped, slope_of
+from normlens.attribution.chosen import Chosen, Weights, replayed
+from normlens.attribution.notes import Chain, Note, note_of, remember
+from normlens.attribution.rules import RULES, Function, is_live, mapped, tensors, words
+from normlens.errors import AnatomyError
+
+#: Questions about a tensor that are not about its numbers.
+_ABOUT = words("""
+    shape size dim ndim device dtype is_cuda is_contiguous stride numel element_size requires_grad grad_fn layout
+    is_floating_point is_complex nelement len is_leaf storage_offset data_ptr untyped_storage is_quantized names
+    _version is_sparse is_nested is_mps is_meta is_xpu get_device is_inference hash repr format result_type ndimension
+    is_hpu is_tensor iter grad _backward_hooks is_conj is_neg itemsize nbytes can_cast set_ _is_view _base retains_grad
+    register_hook is_pinned is_mkldnn is_signed is_same_size new_zeros new_ones new_empty new_full new_tensor zeros_like
+    ones_like empty_like full_like rand_like randn_like contains reduce_ex deepcopy storage
+    """)
+_RENAMED = {
+    "radd": "add", "iadd": "add_", "rmul": "mul", "imul": "mul_", "truediv": "div", "itruediv": "div_", "isub": "sub_",
+    "rtruediv": "reciprocal", "rdiv": "reciprocal", "rpow": "exp", "ipow": "pow_", "rmatmul": "rmatmul",
+    "and": "logical_and", "or": "logical_or", "invert": "logical_not", "float": "item", "index": "item", "array": "numpy",
+    "floordiv": "floor_divide", "rfloordiv": "floor_divide", "mod": "remainder",
+}  # fmt: skip
+_SYNONYMS = {
+    "special_expit": "sigmoid", "greater": "gt", "less": "lt", "not_equal": "ne", "greater_equal": "ge",
+    "less_equal": "le", "rdiv": "reciprocal",
+}  # fmt: skip
+#: Changes in place that add no constant of their own where what they change is live or empty.
+_PLAIN_CHANGES = frozenset(("add_", "index_add_", "index_put_", "setitem", "copy_", "scatter_add_", "masked_scatter_"))
+
+
+def name_of(function: Any) -> str:
+    """The name of an operation, whichever way it was called."""
+    name: str = function.__name__
+    if name == "__get__":
+        return str(function.__self__.__name__)
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        return _RENAMED.get(name, name)
+    return _SYNONYMS.get(name, name)
+
+
+@dataclass
+class Place:
+    """Where something happened: the layer (as the model runs them), the part of it, and whether inside of a layer."""
+
+    layer: int
+    inside: bool
+    unit: str
+    blocks: int  # how many blocks had entered the stream before
+
+
+class FrozenPass(TorchFunctionMode):
+    """The interception; `terms` hears of attention, blocks and constants as the pass and its backward meet them."""
+
+    def __init__(self, rows: int, listener: Any, *, chosen: bool = False) -> None:
+        super().__init__()
+        self.rows = rows
+        self.listener = listener
+        self.chosen = chosen
+        self.replaying = False
+        self.tape: list[tuple[str, Any]] | None = None
+        self._next = 0
+        self._name = ""
+
+    # ---- what is held --------------------------------------------------------------------------------------------
+
+    def hold(self, compute: Callable[[], Any]) -> Any:
+        """A value that is held fixed: computed, and in a replay the value of the recorded pass."""
+        if self.replaying:
+            assert self.tape is not None
+            if self._next >= len(self.tape) or self.tape[self._next][0] != self._name:
+                raise AnatomyError(
+                    f"a frozen pass must run the same operations again: `{self._name}` came where "
+                    f"`{self.tape[self._next][0] if self._next < len(self.tape) else 'the end'}` was recorded; "
+                    "the model's code depends on numbers in a way that cannot be held"
+                )
+            value = self.tape[self._next][1]
+            self._next += 1
+            return value
+        value = compute()
+        if self.tape is not None:
+            self.tape.append((self._name, value))
+        return value
+
+    def hold_as(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that is held by something larger than one operation."""
+        self._name = name
+        with torch._C.DisableTorchFunction():
+            return self.hold(compute)
+
+    def mixed_positions(self, out: Any) -> None:
+        """A recurrence carried values along positions."""
+        for x in tensors(out):
+            if x.requires_grad:
+                self._note(x).kind = "mixer"
+        self.listener.mixer()
+
+    def replay(self) -> None:
+        """Hold from now on what was recorded."""
+        self.replaying, self._next = True, 0
+
+    # ---- every function ------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in _ABOUT or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        live = noted = False
+        for x in tensors(args, kwargs):
+            note = note_of(x)
+            if note is not None:
+                noted = True
+                if note.replaced is not None:
+                    args, kwargs = mapped((args, kwargs), _replaced)
+                    live = True
+                    break
+            live = live or x.requires_grad
+        changes = (name.endswith("_") and not name.startswith("_")) or name == "setitem"
+        if not live:
+            if changes and args and isinstance(args[0], Tensor):
+                self.listener.changing(args[0])
+            out = func(*args, **kwargs)
+            if noted:
+                self._carry_weights(func, args, kwargs, out)
+            else:
+                out = self.listener.looked_up(name, args, kwargs, out)
+            return out
+        self._name = name
+        args, kwargs = self.listener.crossing(args, kwargs)
+        if changes:
+            return self._in_place(name, func, args, kwargs)
+        rule = RULES.get(name)
+        if rule is None:
+            raise AnatomyError(
+                f"an operation must have a rule: `{name}` has none, so this model cannot be explained; "
+                "see docs/explain.md for the rules, and how to add one"
+            )
+        out = rule(self, name, func, args, kwargs)
+        self._annotate(out, args, kwargs)
+        return out
+
+    def _annotate(self, out: Any, args: Any, kwargs: Any) -> None:
+        """Note where the results come from: layer, stack and block of the first operand that says so."""
+        side = kind = None
+        given = []
+        for x in tensors(args, kwargs):
+            if x.requires_grad:
+                given.append(id(x))
+                note = note_of(x)
+                if note is not None:
+                    side = note.side if side is None else side
+                    kind = note.kind if kind is None else kind
+        for x in tensors(out):
+            if not x.requires_grad or id(x) in given:
+                continue
+            note = note_of(x)
+            if note is None:
+                note = Note(self.listener.layer, side)
+                remember(x, note)
+            if note.side is None:
+                note.side = side
+            if note.kind is None and not note.stream:
+                note.kind = kind
+
+    def _in_place(self, name: str, func: Function, args: Any, kwargs: Any) -> Any:
+        x = args[0]
+        base = name.removesuffix("_")
+        if base not in RULES:
+            raise AnatomyError(f"an operation must have a rule: `{name}` has none; see docs/explain.md")
+        value = args[-1]
+        self.listener.changing(x)
+        if name in _PLAIN_CHANGES and is_live(value) and (is_live(x) or not bool(x.any())):
+            out = func(*args, **kwargs)
+            result = x
+        else:
+            if not is_live(x):  # its numbers are a constant, which is about to be overwritten
+                args = (x.clone(), *args[1:])
+            if name == "setitem":
+                result = RULES["setitem"](self, "setitem", _with_item, args, kwargs)
+            elif name == "copy_":
+                if not is_live(value):
+                    return func(*args, **kwargs)
+                # Nothing of `x` is used: memory that nobody wrote yet may hold NaN.
+                result = value.to(x).expand(x.shape).clone()
+            elif name in ("zero_", "fill_"):
+                raise AnatomyError(f"an operation must have a rule: `{name}` of a live tensor has none")
+            elif name == "requires_grad_":
+                return func(*args, **kwargs)
+            else:
+                functional = getattr(torch.Tensor, base, None) or getattr(torch, base)
+                result = RULES[base](self, base, functional, args, kwargs)
+            out = x.copy_(result)
+            if name == "setitem":
+                out = None
+        before = note_of(x)
+        note = Note(self.listener.layer, None if before is None else before.side)
+        earlier = note_of(result) if result is not x else None
+        if earlier is not None:
+            note.chain, note.kind, note.stream, note.parts, note.shadow = (
+                earlier.chain, earlier.kind, earlier.stream, earlier.parts, earlier.shadow,
+            )  # fmt: skip
+        elif result is x:
+            if before is not None:
+                note.stream, note.kind, note.shadow = before.stream, before.kind, before.shadow
+            if name == "add_":
+                self._summed_in_place(note, x, value)
+        x.__dict__.pop("_normlens_note", None)
+        remember(x, note)
+        self._annotate_self(x, args, kwargs)
+        return out
+
+    def _summed_in_place(self, note: Note, x: Tensor, value: Tensor) -> None:
+        if note.stream:
+            self.listener.block(x, value, note)
+
+    def _annotate_self(self, x: Tensor, args: Any, kwargs: Any) -> None:
+        note = note_of(x)
+        assert note is not None
+        for other in tensors(args, kwargs):
+            found = note_of(other)
+            if found is not None and other is not x and other.requires_grad:
+                note.side = found.side if note.side is None else note.side
+                if not note.stream:
+                    note.kind = found.kind if note.kind is None else note.kind
+
+    # ---- what rules report ---------------------------------------------------------------------------------------
+
+    def _note(self, out: Tensor) -> Note:
+        note = note_of(out)
+        if note is None:
+            note = Note(self.listener.layer, None)
+            remember(out, note)
+        return note
+
+    def constant(self, out: Any, value: Callable[[], Any]) -> None:
+        """Something was added that belongs to no input."""
+        if is_live(out) and not self.replaying:
+            self.listener.constant(out, value)
+
+    def chain(self, out: Tensor, chain: Chain) -> None:
+        """`out` is an element-wise function of one tensor."""
+        if is_live(out):
+            self._note(out).chain = chain
+
+    def bend(self, chain: Chain, compute: Callable[[], Tensor]) -> Tensor:
+        """`g(z)` with its slope held."""
+        z = chain.source
+        if self.replaying:
+            z0, value, zero = self.hold(lambda: ())
+            out = z * slope_of(z0, value, zero, chain.slope_at_zero)
+            out = out if zero is None else out + zero
+        else:
+            zero = chain.at_zero()
+            out = Sloped.apply(z, compute, zero, chain.slope_at_zero)
+            self.hold(lambda: (z.detach(), out.detach(), zero))
+            if zero is not None:
+                self.constant(out, lambda: zero)
+        self.chain(out, chain)
+        return out
+
+    def summed(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        """Two live tensors were added: perhaps a block's output to the stream."""
+        first, second = note_of(a), note_of(b)
+        of_stream = (first is not None and first.stream, second is not None and second.stream)
+        note = self._note(out)
+        if a.shape != b.shape or self._name not in ("add", "add_"):  # a mean taken off, as a normalization does
+            note.stream = any(of_stream)
+        elif of_stream == (True, False):
+            note.stream, note.side, note.shadow = True, first.side, first.shadow  # type: ignore[union-attr]
+            self.listener.block(out, b, note)
+        elif of_stream == (False, True):
+            note.stream, note.side, note.shadow = True, second.side, second.shadow  # type: ignore[union-attr]
+            self.listener.block(out, a, note)
+        elif of_stream == (True, True):
+            note.stream = True
+        elif a.shape == b.shape:
+            note.parts = (*(_parts(a)), *(_parts(b)))
+            kinds = {x.kind if x is not None else None for x in (first, second)}
+            note.kind = next(iter(kinds - {None}), None)
+
+    def shifted(self, out: Tensor, x: Tensor) -> None:
+        """A constant was added to a live tensor."""
+        before = note_of(x)
+        if before is not None and before.stream:
+            note = self._note(out)
+            note.stream = True
+            if before.shadow is not None:
+                note.shadow = before.shadow + self.listener.shadow_constant(out.detach() - x.detach())
+
+    def scaled(self, out: Tensor, x: Tensor, factor: Any) -> None:
+        """A live tensor was multiplied by a constant, or divided by one."""
+        before = note_of(x)
+        if before is not None and before.stream and out.shape == x.shape:
+            note = self._note(out)
+            note.stream = True
+            if before.shadow is not None:
+                note.shadow = (
+                    before.shadow / factor if self._name.startswith(("div", "true")) else before.shadow * factor
+                )
+
+    def reshaped(self, out: Any, x: Tensor, again: Function) -> None:
+        """The same numbers in another shape or type."""
+        before = note_of(x)
+        if before is not None and before.stream and is_live(out) and out is not x:
+            note = self._note(out)
+            note.stream = True
+            if before.shadow is not None:
+                note.shadow = again(before.shadow)
+
+    def normalized(self, out: Tensor, x: Tensor, linear: Function, beta: Tensor | None) -> None:
+        """A live tensor was normalized; `linear` is the map with its denominator held, without its shift."""
+        before = note_of(x)
+        if before is not None and before.stream:
+            note = self._note(out)
+            note.stream = True
+            if before.shadow is not None:
+                shadow = linear(before.shadow)
+                note.shadow = shadow if beta is None else shadow + self.listener.shadow_constant(beta.expand_as(shadow))
+
+    # ---- attention -----------------------------------------------------------------------------------------------
+
+    def weigh(self, out: Any, scores: Any, function: Callable[[Tensor], Tensor], plain: bool) -> None:
+        """`out` are weights that a softmax gave."""
+        if isinstance(out, Tensor) and isinstance(scores, Tensor):
+            note = Note(self.listener.layer, None)
+            note.weights = Weights(scores if self.chosen else None, function, plain)
+            remember(out, note)
+
+    def _carry_weights(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
+        """Attention weights stay attention weights through dropout, casts, slices and constants."""
+        if not isinstance(out, Tensor) or not out.is_floating_point() or note_of(out) is not None:
+            return
+        for position, x in enumerate(args):
+            note = note_of(x) if isinstance(x, Tensor) else None
+            if note is not None and note.weights is not None:
+                before = note.weights
+
+                def again(scores: Tensor, position: int = position, before: Any = before) -> Any:
+                    changed = list(args)
+                    changed[position] = before.function(scores)
+                    return func(*changed, **kwargs)
+
+                fresh = Note(self.listener.layer, None)
+                fresh.weights = Weights(before.scores, again)
+                remember(out, fresh)
+                return
+
+    def attend(self, alpha: Tensor, weights: Weights, values: Tensor, function: Function) -> Tensor:
+        """Attention weights meet values."""
+        if weights.scores is None or not is_live(weights.scores):
+            out: Tensor = function(alpha, values)
+        elif self.replaying:
+            out = replayed(self.hold(lambda: ()), weights.scores, values, function)
+        else:
+            scores = weights.scores
+            self.hold(lambda: (scores.detach(), values.detach(), weights.function))
+            out = Chosen.apply(weights.scores, values, alpha, weights, function)
+        self._note(out).kind = self.listener.kind_of_attention(values)
+        self.listener.attention(out, values, alpha)
+        return out
+
+    def fused(self, given: Mapping[str, Any], function: Function) -> Tensor:
+        """Scaled dot-product attention as one function."""
+        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+        out: Tensor
+        options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given.get(k) is not None}
+        if self.chosen or not is_live(value):
+            with self:
+                out = _spelled_out(query, key, value, mask, **options)
+            return out
+        # Queries and keys are held, not the weights: memory stays linear in the length.
+        q0, k0, m0 = self.hold(lambda: (query.detach(), key.detach(), mask if mask is None else mask.detach()))
+        out = function(q0, k0, value, attn_mask=m0, **options)
+        self._note(out).kind = self.listener.kind_of_attention(value)
+        self.listener.attention(out, value, (q0, k0, m0, options))
+        return out
+
+
+def _replaced(x: Tensor) -> Tensor:
+    note = note_of(x)
+    return x if note is None or note.replaced is None else note.replaced
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    note = note_of(x)
+    return (x,) if note is None or note.parts is None else note.parts
+
+
+def _with_item(x: Tensor, index: Any, value: Any) -> Tensor:
+    changed = x.clone()
+    changed[index] = value
+    return changed
+
+
+def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Mapping[str, Any], first: int = 0) -> Tensor:
+    """The scores before the softmax, as scaled dot-product attention has them; `first` is the number of the first query."""
+    if options.get("enable_gqa"):
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scale: float = options.get("scale") or query.shape[-1] ** -0.5
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+    if options.get("is_causal"):
+        below = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril(first)
+        scores = scores.masked_fill(~below, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores
+
+
+def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+    weights = torch.softmax(scores_of(query, key, mask, options), -1)
+    if options.get("enable_gqa"):
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
+    return torch.matmul(weights, value)

@@ -1,0 +1,285 @@
+"""Terms with names on their axes: from tensors to the arrays of an `Explanation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from torch import Tensor
+
+from normlens.attribution.terms import Terms
+from normlens.text.tokens import Tokens
+
+BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head")
+Where = tuple[int, int, str]
+Arrays = dict[str, xr.DataArray]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the axes are called: for each side its name, its tokens and which positions are real."""
+
+    sites: Sequence[str]
+    sides: Sequence[Tokens]
+    real: Sequence[Sequence[int]]
+    stepwise: bool
+    outputs: Sequence[str]
+
+    def positions(self, side: int, axis: str) -> dict[str, Any]:
+        """Positions, tokens and words of a side."""
+        tokens = self.sides[side]
+        return {
+            axis: np.arange(len(self.real[side])),
+            f"{axis}_token": (axis, np.array(tokens.strings, dtype=object)),
+            f"{axis}_word": (axis, np.array(tokens.words)),
+        }
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """The axis of steps, where there is one."""
+        if not self.stepwise:
+            return {}
+        outputs = np.array(self.outputs, dtype=object)
+        return {"step": np.arange(1, len(outputs) + 1), "output_token": ("step", outputs)}
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The arrays of each site, the value, and the parts that this model does not have."""
+
+    sites: dict[str, Arrays]
+    value: Any
+    left_out: list[str]
+
+
+def labelled(steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges_top: int | None = None) -> Labelled:
+    """Name the axes of what was found, step by step."""
+    shelf = _Shelf(steps, labels, parts, edges_top)
+    sites = {name: shelf.side(stack) for stack, name in enumerate(labels.sites)}
+    if len(labels.sites) > 1:
+        cross = shelf.attention(1, "cross_attention", 0)
+        if cross:
+            sites["cross"] = cross
+    values = [float(terms.value[0]) for terms in steps]
+    value = xr.DataArray(values, dims=("step",), coords=labels.steps, name="value") if labels.stepwise else values[0]
+    kept = {"edges" if name == "edges_top" else name for arrays in sites.values() for name in arrays}
+    return Labelled(sites, value, [part for part in parts if part not in kept])
+
+
+class _Shelf:
+    """Puts the terms of all steps into arrays."""
+
+    def __init__(self, steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges_top: int | None) -> None:
+        self._steps, self._labels, self._parts, self._edges_top = steps, labels, parts, edges_top
+
+    def side(self, stack: int) -> Arrays:
+        """The arrays of one stack of layers."""
+        labels = self._labels
+        real = list(labels.real[stack])
+        key = labels.positions(stack, "key")
+        layers = self._layers(stack)
+        found: Arrays = {"tokens": self._array("tokens", ("key",), key, lambda t: t.tokens[stack][0, real].numpy())}
+        if "states" in self._parts:
+            found["states"] = self._array(
+                "states",
+                ("layer", "key"),
+                key | {"layer": layers},
+                lambda t: np.stack([cut.states[0, real].numpy() for cut in t.cuts if cut.stack == stack]),
+            )
+        found |= self.attention(stack, "attention", stack)
+        if "blocks" in self._parts and any(w[0] == stack for t in self._steps for w in t.blocks):
+            blocks = self._blocks(stack, lambda t: t.blocks)
+            found["blocks"] = self._array(
+                "blocks",
+                ("layer", "block", "key"),
+                key | {"layer": layers, "block": blocks},
+                lambda t: _filled((len(layers), len(blocks), len(real)), _cells(t.blocks, stack, layers, blocks, real)),
+            )
+        if "direct" in self._parts and stack == len(labels.sites) - 1 and all(t.direct for t in self._steps):
+            found |= self._direct(stack, layers, key, real)
+        if "biases" in self._parts:
+            with_head = np.array([0, *layers])
+            blocks = self._blocks(stack, lambda t: {(stack, 0, "head"): t.value, **t.blocks, **t.constants})
+            found["biases"] = self._array(
+                "biases",
+                ("layer", "block"),
+                {"layer": with_head, "block": blocks},
+                lambda t: _filled((len(with_head), len(blocks)), _cells(t.constants, stack, with_head, blocks, None)),
+            )
+        return found
+
+    def attention(self, stack: int, kind: str, source: int) -> Arrays:
+        """Heads and edges of one kind of attention; keys stand on the side `source`."""
+        labels, layers = self._labels, self._layers(stack)
+        queries, keys = list(labels.real[stack]), list(labels.real[source])
+        mine = [v for t in self._steps for w, v in t.heads.items() if w[0] == stack and w[2] == kind]
+        found: Arrays = {}
+        if not mine:
+            return found
+        count = max(v.shape[1] for v in mine)
+        coords: dict[str, Any] = {"layer": layers, "head": np.arange(1, count + 1)}
+        if "heads" in self._parts:
+            found["heads"] = self._array(
+                "heads",
+                ("layer", "head"),
+                coords,
+                lambda t: _filled((len(layers), count), _by_layer(t.heads, stack, kind, layers)),
+            )
+        if "edges" in self._parts and self._edges_top is not None:
+            found |= self._strongest(stack, kind, source, self._edges_top)
+        elif "edges" in self._parts and self._has_edges(stack, kind, queries, keys):
+            found["edges"] = self._array(
+                "edges",
+                ("layer", "head", "query", "key"),
+                coords | labels.positions(stack, "query") | labels.positions(source, "key"),
+                lambda t: _filled(
+                    (len(layers), count, len(queries), len(keys)),
+                    {
+                        place: given[:, queries][:, :, keys]
+                        for place, given in _by_layer(t.edges, stack, kind, layers).items()
+                    },
+                ),
+            )
+        return found
+
+    def _strongest(self, stack: int, kind: str, source: int, count: int) -> Arrays:
+        """The strongest edges as a list, and as attributes what is left out."""
+        labels = self._labels
+        queries, keys = list(labels.real[stack]), list(labels.real[source])
+        each = [_top(t, stack, kind, queries, keys, count) for t in self._steps]
+        if any(found is None for found in each):
+            return {}
+        tops = [found for found in each if found is not None]
+        axes = ("step", "edge") if labels.stepwise else ("edge",)
+
+        def joined(of: Callable[[Any], Any]) -> Any:
+            return np.stack([of(top) for top in tops]) if labels.stepwise else of(tops[0])
+
+        strings = (
+            np.array(labels.sides[stack].strings, dtype=object),
+            np.array(labels.sides[source].strings, dtype=object),
+        )
+        places = joined(lambda top: top.places)
+        names = ("layer", "head", "query", "key")
+        coords: dict[str, Any] = {name: (axes, places[..., number]) for number, name in enumerate(names)}
+        coords["query_token"] = (axes, strings[0][coords["query"][1]])
+        coords["key_token"] = (axes, strings[1][coords["key"][1]])
+        array = xr.DataArray(joined(lambda top: top.values), dims=axes, coords=labels.steps | coords, name="edges_top")
+        for name in ("edges_left_out", "their_sum", "their_absolute_sum"):
+            array.attrs[name] = [getattr(top, name) for top in tops] if labels.stepwise else getattr(tops[0], name)
+        return {"edges_top": array}
+
+    def _has_edges(self, stack: int, kind: str, queries: list[int], keys: list[int]) -> bool:
+        for terms in self._steps:
+            for where in terms.heads:
+                if where[0] == stack and where[2] == kind:
+                    given = terms.edges.get(where)
+                    if given is None or given.shape[-2] <= max(queries) or given.shape[-1] <= max(keys):
+                        return False
+        return True
+
+    def _direct(self, stack: int, layers: Any, key: dict[str, Any], real: list[int]) -> Arrays:
+        count = max(v.shape[1] for t in self._steps for v in t.direct.values())
+        blocks = self._blocks(stack, lambda t: t.direct)
+        return {
+            "direct": self._array(
+                "direct",
+                ("layer", "block", "head"),
+                {"layer": layers, "block": blocks, "head": np.arange(count)},
+                lambda t: _filled((len(layers), len(blocks), count), _cells(t.direct, stack, layers, blocks, None)),
+            ),
+            "direct_entrance": self._array(
+                "direct_entrance", ("key",), key, lambda t: _some(t.direct_entrance)[0, real]
+            ),
+            "direct_biases": self._array("direct_biases", (), {}, lambda t: _some(t.direct_biases)[0]),
+        }
+
+    def _layers(self, stack: int) -> Any:
+        return np.array(sorted({cut.number for cut in self._steps[0].cuts if cut.stack == stack}))
+
+    def _blocks(self, stack: int, which: Callable[[Terms], Mapping[Where, Tensor]]) -> Any:
+        present = {where[2] for terms in self._steps for where in which(terms) if where[0] == stack}
+        return np.array([block for block in BLOCKS if block in present], dtype=object)
+
+    def _array(
+        self, name: str, axes: tuple[str, ...], coords: dict[str, Any], of: Callable[[Terms], Any]
+    ) -> xr.DataArray:
+        arrays = [np.asarray(of(terms)) for terms in self._steps]
+        if not self._labels.stepwise:
+            return xr.DataArray(arrays[0], dims=axes, coords=coords, name=name)
+        return xr.DataArray(np.stack(arrays), dims=("step", *axes), coords=self._labels.steps | coords, name=name)
+
+
+def _filled(shape: tuple[int, ...], cells: Mapping[Any, Any]) -> Any:
+    """Zeros with cells put in; a cell may be shorter than its row."""
+    table = np.zeros(shape)
+    for place, given in cells.items():
+        if np.ndim(given) and np.shape(given) != table[place].shape:
+            table[place][tuple(slice(0, n) for n in np.shape(given))] = given
+        else:
+            table[place] = given
+    return table
+
+
+def _cells(
+    found: Mapping[Where, Tensor], stack: int, layers: Any, blocks: Any, real: list[int] | None
+) -> dict[Any, Any]:
+    rows = {int(layer): index for index, layer in enumerate(layers)}
+    columns = {str(block): index for index, block in enumerate(blocks)}
+    return {
+        (rows[layer], columns[kind]): given[0].numpy() if real is None else given[0, real].numpy()
+        for (side, layer, kind), given in found.items()
+        if side == stack
+    }
+
+
+def _by_layer(found: Mapping[Where, Tensor], stack: int, kind: str, layers: Any) -> dict[int, Any]:
+    rows = {int(layer): index for index, layer in enumerate(layers)}
+    return {
+        rows[layer]: given[0].double().numpy()
+        for (side, layer, of), given in found.items()
+        if side == stack and of == kind
+    }
+
+
+@dataclass(frozen=True)
+class _Top:
+    values: Any  # edge
+    places: Any  # edge, (layer, head, query, key)
+    edges_left_out: int
+    their_sum: float
+    their_absolute_sum: float
+
+
+def _top(terms: Terms, stack: int, kind: str, queries: list[int], keys: list[int], count: int) -> _Top | None:
+    """The strongest edges over all layers of one kind of attention; padding has none."""
+    wanted = {where for where in terms.heads if where[0] == stack and where[2] == kind}
+    if not wanted or not wanted <= set(terms.top_edges):
+        return None
+    values, places = [], []
+    edges, total, absolute = 0, 0.0, 0.0
+    number = [{position: i for i, position in enumerate(real)} for real in (queries, keys)]
+    for where in sorted(wanted):
+        top = terms.top_edges[where]
+        heads, rows, columns = top.shape
+        if rows <= max(queries) or columns <= max(keys):
+            return None
+        edges += heads * len(queries) * len(keys)
+        total, absolute = total + float(top.total[0]), absolute + float(top.absolute[0])
+        for value, place in zip(top.values[0].tolist(), top.places[0].tolist(), strict=True):
+            head, query, key = place // (rows * columns), place // columns % rows, place % columns
+            if query in number[0] and key in number[1]:
+                values.append(value)
+                places.append((where[1], head + 1, number[0][query], number[1][key]))
+    order = np.argsort(-np.abs(values), kind="stable")[:count]
+    kept = np.array(values)[order]
+    left = float(total - kept.sum()), float(max(0.0, absolute - np.abs(kept).sum()))
+    return _Top(kept, np.array(places).reshape(-1, 4)[order], edges - len(kept), *left)
+
+
+def _some(given: Tensor | None) -> Any:
+    assert given is not None, "direct terms come together"
+    return given.numpy()

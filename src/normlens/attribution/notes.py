@@ -1,0 +1,82 @@
+"""What the frozen pass remembers about a tensor, beyond its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAME = "_normlens_note"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A tensor that is an element-wise function of one other: `g(z)`, however many operations spell it out.
+
+    `source` is `z`; `key` names `g` where it has no weights of its own; `bent` says that `g` is no multiple of `z`.
+    """
+
+    source: Tensor
+    function: Callable[[Tensor], Tensor]
+    key: Hashable | None
+    bent: bool
+
+    def at_zero(self) -> Tensor | None:
+        """`g(0)`, or None where it is zero."""
+        if self.key is not None:
+            if self.key not in _zeros:
+                _zeros[self.key] = float(self.function(torch.zeros((), dtype=torch.float64)))
+            found = _zeros[self.key]
+            return None if found == 0 else torch.tensor(found, dtype=self.source.dtype, device=self.source.device)
+        zero = self.function(torch.zeros_like(self.source.detach()))
+        return zero if bool(zero.any()) else None
+
+    def slope_at_zero(self) -> Tensor:
+        """`g'(0)`."""
+        # Its own hooks: the replay drops what is saved for a backward pass.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            like = torch.zeros((), dtype=torch.float64) if self.key is not None else self.source.detach()
+            zero = torch.zeros_like(like).requires_grad_()
+            (slope,) = torch.autograd.grad(self.function(zero).sum(), zero)
+        return slope
+
+
+_zeros: dict[Hashable, float] = {}
+
+
+class Note:
+    """Where a tensor was made, and what it is to the model."""
+
+    __slots__ = ("alias", "born", "chain", "kind", "parts", "replaced", "shadow", "side", "stream", "weights")
+
+    def __init__(self, born: int, side: int | None) -> None:
+        self.born = born  # the layer, as the model runs them, in which it was made
+        self.side = side  # the stack whose input vectors it descends from
+        self.chain: Chain | None = None
+        self.kind: str | None = None  # the block in whose branch it stands: attention, cross_attention, mixer
+        self.stream = False  # whether it is the residual stream itself
+        self.parts: tuple[Tensor, ...] | None = None  # summands that are outputs of blocks of their own
+        self.weights: Any = None  # attention weights: how they came from their scores
+        self.shadow: Tensor | None = None  # the stream without its branches, for `direct`
+        self.replaced: Tensor | None = None  # the leaf that took the place of these input vectors
+        self.alias: tuple[int, Tensor] | None = None  # the same tensor as a later layer took it
+
+
+def note_of(tensor: Tensor) -> Note | None:
+    """What is remembered about a tensor."""
+    found: Note | None = tensor.__dict__.get(_NAME)
+    return found
+
+
+def remember(tensor: Tensor, note: Note) -> None:
+    """Attach a note."""
+    tensor.__dict__[_NAME] = note
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """The tensor of which this one is an element-wise function: itself where nothing else is known."""
+    note = note_of(tensor)
+    return tensor if note is None or note.chain is None else note.chain.source

@@ -1,0 +1,245 @@
+"""What is asked: which number of the model's output, at which position, for each row of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
+
+from normlens.errors import InputError
+
+Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
+Output = int | str | None
+
+_MAPPINGS: tuple[tuple[Head, Any], ...] = (
+    ("sequence", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("token", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+    ("translation", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+)
+
+
+def head_of(model: nn.Module) -> Head:
+    """What a model puts out: the kind of its head, by its class."""
+    unwrap: Any = getattr(model, "get_base_model", None)  # an adapter around it
+    base = model if unwrap is None else unwrap()
+    name = type(base).__name__
+    for kind, mapping in _MAPPINGS:
+        if any(name == known or (isinstance(known, list | tuple) and name in known) for known in mapping.values()):
+            return kind
+    for kind, ending in (
+        ("sequence", "ForSequenceClassification"),
+        ("token", "ForTokenClassification"),
+        ("masked", "ForMaskedLM"),
+        ("causal", "ForCausalLM"),
+        ("causal", "LMHeadModel"),
+    ):
+        if name.endswith(ending):
+            return kind
+    return "none"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One number of one row: the logit of `output` (None: the model's own choice), less that of `against`."""
+
+    position: int  # an index of the padded row; 0 where the output has no positions
+    output: int | None
+    against: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was explained in the end."""
+
+    output: int | None
+    against: int | None
+    probability: float | None
+    probability_against: float | None = None
+
+
+class Numbers:
+    """Picks the numbers that are asked for out of a model's output."""
+
+    def __init__(self, questions: Sequence[Question], direction: Tensor | None) -> None:
+        self._questions = questions
+        self._direction = direction
+        self.answers: list[Answer] = []
+        self.sizes: Tensor | None = None  # row: how large the numbers are that a difference was taken of
+
+    def __call__(self, output: Any) -> Tensor:
+        """One number per row."""
+        if self._direction is not None:
+            states = _states(output)
+            direction = self._direction.to(states)
+            if direction.shape != states.shape[-1:]:
+                raise InputError(
+                    f"a direction is one vector of the width of the last state: that is {states.shape[-1]}, "
+                    f"got a shape of {tuple(direction.shape)}"
+                )
+            self.answers = [Answer(None, None, None) for _ in self._questions]
+            picked = [states[row, question.position] for row, question in enumerate(self._questions)]
+            return (torch.stack(picked) * direction).sum(-1)
+        logits = output.logits if hasattr(output, "logits") else output[0]
+        picked = [
+            logits[row] if logits.ndim == 2 else logits[row, question.position]
+            for row, question in enumerate(self._questions)
+        ]
+        if not self.answers:  # a choice is made once: the replay asks for the same number
+            self.answers = [_answer(q, scores.detach()) for q, scores in zip(self._questions, picked, strict=True)]
+        numbers, sizes = [], []
+        for answer, scores in zip(self.answers, picked, strict=True):
+            number = scores[answer.output]
+            sizes.append(number.detach().abs())
+            if answer.against is not None:
+                sizes[-1] = sizes[-1] + scores[answer.against].detach().abs()
+                number = number - scores[answer.against]
+            numbers.append(number)
+        self.sizes = torch.stack(sizes).double().cpu()
+        return torch.stack(numbers)
+
+
+def _answer(question: Question, scores: Tensor) -> Answer:
+    chosen = int(scores.argmax()) if question.output is None else question.output
+    shares = torch.softmax(scores.float(), -1)
+    other = None if question.against is None else float(shares[question.against])
+    return Answer(chosen, question.against, float(shares[chosen]), other)
+
+
+def _states(output: Any) -> Tensor:
+    for name in ("last_hidden_state", "logits"):
+        found = getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    first = output if isinstance(output, Tensor) else output[0]
+    assert isinstance(first, Tensor)
+    return first
+
+
+class Resolver:
+    """Turns what a user names (a token, a label, a number, a position) into numbers of one model's output."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.head: Head = head_of(model)
+        self.config: Any = getattr(model, "config", None)
+
+    def ids(self, output: Output, what: str) -> list[int]:
+        """The entries of the output that a name stands for: one, or several where a text has several tokens."""
+        if isinstance(output, bool) or not isinstance(output, int | str):
+            raise InputError(f"{what} is a token, a label or its number: got {type(output).__name__}")
+        if self.head == "none":
+            raise InputError(
+                f"{what} needs a model with a head: {type(self.model).__name__} has none; pass direction=… (a vector on the "
+                "last state), or load the model with its head"
+            )
+        if isinstance(output, int):
+            return [self._in_range(output, what)]
+        if self.head in ("sequence", "token"):
+            return [self._label(output, what)]
+        if self.tokenizer is None:
+            raise InputError(f"{what} as a text needs a tokenizer: this lens has none; pass the token's number")
+        ids = self.tokenizer(output, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise InputError(f"{what} must hold at least one token: {output!r} gives none")
+        return [int(i) for i in ids]
+
+    def one(self, output: Output, what: str) -> int:
+        """As `ids`, where one entry is meant."""
+        ids = self.ids(output, what)
+        if len(ids) > 1:
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            raise InputError(
+                f"{what} must be one token here: {output!r} has {len(ids)} ({', '.join(map(repr, tokens))}); pass one of "
+                "them, or its number"
+            )
+        return ids[0]
+
+    def _label(self, name: str, what: str) -> int:
+        labels = {str(v): int(k) for k, v in (getattr(self.config, "id2label", None) or {}).items()}
+        for label, number in labels.items():
+            if label == name or label.lower() == name.lower():
+                return number
+        if name.isdecimal() and int(name) in labels.values():  # a shell has no other way to write a number
+            return int(name)
+        raise InputError(f"{what} must be one of the labels {', '.join(labels)}: got {name!r}")
+
+    def _in_range(self, number: int, what: str) -> int:
+        size = self._size()
+        if size is not None and not 0 <= number < size:
+            raise InputError(f"{what} must be a number from 0 to {size - 1}: got {number}")
+        return number
+
+    def _size(self) -> int | None:
+        if self.head in ("sequence", "token"):
+            return int(self.config.num_labels)
+        weight = getattr(getattr(self.model, "get_output_embeddings", lambda: None)(), "weight", None)
+        return int(weight.shape[0]) if isinstance(weight, Tensor) else getattr(self.config, "vocab_size", None)
+
+    def name(self, number: int | None) -> str | None:
+        """An entry of the output as people read it."""
+        if number is None:
+            return None
+        if self.head in ("sequence", "token"):
+            return str((getattr(self.config, "id2label", None) or {}).get(number, number))
+        if self.tokenizer is None:
+            return str(number)
+        found = self.tokenizer.convert_ids_to_tokens([number])[0]
+        return str(number) if found is None else str(found)
+
+    def position(self, position: int | None, real: Sequence[int], ids: Sequence[int] | None) -> int:
+        """The index in the padded row of a position among its real ones."""
+        count = len(real)
+        if self.head == "sequence":
+            if position is not None:
+                raise InputError("a sequence classifier has one output for the whole text: leave position out")
+            return 0
+        if position is None:
+            return real[self._default_position(count, ids)]
+        if isinstance(position, bool) or not isinstance(position, int) or not -count <= position < count:
+            raise InputError(
+                f"position must be one of the {count} positions of the text, 0 to {count - 1}, or negative from the end: "
+                f"got {position!r}"
+            )
+        return real[position]
+
+    def _default_position(self, count: int, ids: Sequence[int] | None) -> int:
+        if self.head == "token":
+            raise InputError(
+                f"a token classifier has an output at each position: pass position=…, one of 0 to {count - 1}"
+            )
+        if self.head != "masked":
+            return count - 1
+        mask = getattr(self.tokenizer, "mask_token_id", None)
+        places = [i for i, token in enumerate(ids or ()) if token == mask and mask is not None]
+        if len(places) == 1:
+            return places[0]
+        token = getattr(self.tokenizer, "mask_token", None)
+        if not places:
+            raise InputError(
+                f"a masked language model is asked at its mask: the text has none; put {token or 'the mask token'} into it, "
+                f"or pass position=…, one of 0 to {count - 1}"
+            )
+        raise InputError(
+            f"a masked language model is asked at one mask: the text has {len(places)}, at positions "
+            f"{', '.join(map(str, places))}; pass position=…"
+        )
+
+
+def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> list[int]:
+    """The indices of a row that are no padding."""
+    prefix = "decoder_" if decoder else ""
+    mask = inputs.get(f"{prefix}attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        return [int(i) for i in mask[row].nonzero().flatten()]
+    for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds", *(() if decoder else ("inputs_embeds",))):
+        if isinstance(inputs.get(name), Tensor):
+            return list(range(inputs[name].shape[1]))
+    first = next(x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2)
+    return list(range(first.shape[1]))

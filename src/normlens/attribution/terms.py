@@ -1,0 +1,327 @@
+"""One run: the frozen forward pass, one backward pass, and the terms that they give, with their proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlens.attribution.frozen import FrozenPass, Place
+from normlens.attribution.walk import Replayed, TopEdges, Walk, Wanted, by_position, entered, run_frozen
+from normlens.errors import AnatomyError, DecompositionError
+
+#: What the gap may be over the sum of absolute terms, by the type that the model computes in. Many families normalize and
+#: weigh in single precision whatever their type, so that double precision is not ten digits better.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: `attention="chosen"` is integrated by quadrature, whose error is stated with the result.
+CHOSEN_TOLERANCE = 1e-3
+#: In the replay every vector is multiplied by a number of its own, and what cancelled before does no longer.
+REPLAY_TOLERANCE = 10
+
+_DIRECT_TOLERANCE = 1e-4
+
+#: One number for each row of a model's output.
+Select = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The entrance of a layer: what its vectors gave, and the sum with all that still enters after it."""
+
+    stack: int
+    number: int
+    states: Tensor  # row key
+    total: Tensor  # row
+
+
+@dataclass
+class Terms:
+    """What one number of each row is made of."""
+
+    value: Tensor  # row
+    tokens: list[Tensor]  # for each stack: row key
+    cuts: list[Cut]
+    constants: dict[tuple[int, int, str], Tensor]  # stack, layer (0: the head), block: row
+    absolute: Tensor  # row: the sum of absolute terms
+    heads: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # stack, layer, kind: row head
+    edges: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head query key
+    top_edges: dict[tuple[int, int, str], TopEdges] = field(default_factory=dict)
+    blocks: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row key
+    direct: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head; head 0: no head's
+    direct_entrance: Tensor | None = None  # row key
+    direct_biases: Tensor | None = None  # row
+
+    def row(self, row: int) -> Terms:
+        """The terms of one row alone."""
+
+        def one(found: dict[tuple[int, int, str], Tensor]) -> dict[tuple[int, int, str], Tensor]:
+            return {where: given[row : row + 1] for where, given in found.items()}
+
+        def some(given: Tensor | None) -> Tensor | None:
+            return None if given is None else given[row : row + 1]
+
+        return Terms(
+            self.value[row : row + 1],
+            [t[row : row + 1] for t in self.tokens],
+            [Cut(c.stack, c.number, c.states[row : row + 1], c.total[row : row + 1]) for c in self.cuts],
+            one(self.constants),
+            self.absolute[row : row + 1],
+            one(self.heads),
+            one(self.edges),
+            {where: given.row(row) for where, given in self.top_edges.items()},
+            one(self.blocks),
+            one(self.direct),
+            some(self.direct_entrance),
+            some(self.direct_biases),
+        )
+
+    @property
+    def gaps(self) -> Tensor:
+        """Row and entrance: how far the sum is from the number, over the sum of absolute terms."""
+        scale = self.absolute.clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.stack([(cut.total - self.value).abs() / scale for cut in self.cuts], 1)
+
+
+class Run:
+    """A model's frozen pass on one batch; several numbers of its output may be explained one after the other."""
+
+    def __init__(
+        self, model: nn.Module, inputs: Mapping[str, Any], wanted: Wanted, *, chosen: bool, record: bool = False
+    ) -> None:
+        self._model, self._inputs, self._wanted = model, inputs, wanted
+        self.walk = Walk(model, inputs, wanted)
+        self._frozen = FrozenPass(self.walk.rows, self.walk, chosen=chosen)
+        if record:
+            self._frozen.tape = []
+        self.output = run_frozen(model, inputs, self._frozen, self.walk)
+        entered(self.walk)
+
+    def explain(self, select: Select, *, again: bool = False) -> Terms:
+        """The terms of one number per row; `again`: another number will be asked for."""
+        walk = self.walk
+        value = select(self.output)
+        if not value.requires_grad:
+            raise AnatomyError(
+                "an explanation needs a way from the input vectors to the number: this model cut it (a detached state, or "
+                "a pass without gradients inside); see docs/explain.md"
+            )
+        for entrance in walk.entrances:
+            entrance.given = None
+        walk.constants, walk.crossings = [], []
+        leaves = [leaf for _, leaf in walk.leaves] + [leaf for *_, leaf in walk.lookups]
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=again or self._wanted.direct)
+        terms = self._collect(value.detach().double())
+        if not again:
+            self.walk.release()
+            self.output = None
+        return terms
+
+    def _collect(self, value: Tensor) -> Terms:
+        walk = self.walk
+        rows = walk.rows
+        zero = torch.zeros(rows, dtype=torch.float64)
+        value = value.cpu()
+        tokens: list[Tensor] = []
+        for entrance, leaf in walk.leaves:
+            gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            entrance.given = by_position(leaf.detach(), gradient, entrance.axes).cpu()
+            tokens.append(entrance.given.clone())
+        looked_up: list[tuple[int, Tensor]] = []
+        for layer, number, leaf in walk.lookups:
+            if leaf.grad is not None and number < len(tokens):
+                given = by_position(leaf.detach(), leaf.grad, (0, 1)).cpu()
+                width = min(given.shape[1], tokens[number].shape[1])
+                tokens[number][:, :width] += given[:, :width]
+                looked_up.append((layer, given.sum(1)))
+        absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
+        constants: dict[tuple[int, int, str], Tensor] = {}
+        for place, given in walk.constants:
+            given = given.cpu()
+            absolute = absolute + given.abs()
+            where = self._where(place)
+            constants[where] = constants.get(where, zero) + given
+        cuts = []
+        for entrance in walk.entrances:
+            states = zero.unsqueeze(1) if entrance.given is None else entrance.given.cpu()
+            total = states.sum(1)
+            for other, _ in walk.leaves:
+                if other.layer > entrance.layer and other.given is not None:
+                    total = total + other.given.sum(1)
+            for place, given in walk.constants:
+                if place.layer >= entrance.layer:
+                    total = total + given.cpu()
+            for layer, given in looked_up:
+                if layer >= entrance.layer:
+                    total = total + given
+            for crossing in walk.crossings:
+                if crossing.born < entrance.layer <= crossing.layer:
+                    total = total + crossing.given.cpu()
+            cuts.append(Cut(entrance.stack, entrance.number, states, total))
+        terms = Terms(value, tokens, cuts, constants, absolute)
+        self._collect_blocks(terms)
+        if self._wanted.direct:
+            self._collect_direct(terms)
+        return terms
+
+    def _where(self, place: Place) -> tuple[int, int, str]:
+        """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
+        walk = self.walk
+        if place.layer == 0:
+            return 0, 0, "head"
+        entrance = walk.entrances[place.layer - 1]
+        last = place.layer == len(walk.entrances) or walk.entrances[place.layer].stack != entrance.stack
+        if last and not place.inside:
+            return entrance.stack, 0, "head"
+        return entrance.stack, entrance.number, walk.kind_of_unit(place)
+
+    def _site(self, layer: int) -> tuple[int, int]:
+        entrance = self.walk.entrances[layer - 1]
+        return entrance.stack, entrance.number
+
+    def _collect_blocks(self, terms: Terms) -> None:
+        for attention in self.walk.attentions:
+            where = (*self._site(attention.layer), attention.kind)
+            if self._wanted.heads:
+                _add(terms.heads, where, attention.heads)
+            if self._wanted.edges:
+                _add(terms.edges, where, attention.edges)
+                if attention.top is not None:
+                    several = where in terms.top_edges  # parts of one attention: their edges are the same ones
+                    terms.top_edges.pop(where, None) if several else terms.top_edges.update({where: attention.top})
+        for block in self.walk.blocks:
+            if self._wanted.blocks:
+                _add(terms.blocks, (*self._site(block.layer), block.kind), block.given)
+
+    def _collect_direct(self, terms: Terms) -> None:
+        """A second backward pass along the stream alone, with every block's output as a leaf."""
+        walk = self.walk
+        last = walk.last
+        if last is None or last.gradient is None:
+            return
+        leaves = [block.leaf for block in walk.blocks if block.leaf is not None]
+        start = walk.shadows[walk.entrances[-1].stack]
+        wanted = [x for x in (start, *leaves, *walk.shadow_constants) if x is not None]
+        for leaf in wanted:
+            leaf.grad = None
+        torch.autograd.backward(last.shadow, last.gradient, inputs=wanted, retain_graph=True)
+        rows = walk.rows
+        found = torch.zeros(rows, dtype=torch.float64)
+        if start is not None and start.grad is not None:
+            terms.direct_entrance = by_position(start.detach(), start.grad, walk.entrances[-1].axes).cpu()
+            found = found + terms.direct_entrance.sum(1)
+        for block in walk.blocks:
+            if block.leaf is None or block.leaf.grad is None:
+                continue
+            whole = walk.by_row(block.leaf.detach() * block.leaf.grad).cpu()
+            found = found + whole
+            where = (*self._site(block.layer), block.kind)
+            _add(terms.direct, where, self._direct_heads(block, whole))
+        # What is added along the stream belongs to no input, and so does what the head adds after it.
+        biases = torch.zeros(rows, dtype=torch.float64)
+        for leaf in walk.shadow_constants:
+            if leaf.grad is not None:
+                biases = biases + walk.by_row(leaf.detach() * leaf.grad).cpu()
+        for place, given in walk.constants:
+            if place.blocks == len(walk.blocks):
+                biases = biases + given.cpu()
+        terms.direct_biases = biases
+        gap = (found + biases - terms.value).abs() / terms.absolute.clamp_min(torch.finfo(torch.float64).tiny)
+        if not bool((gap <= _DIRECT_TOLERANCE).all()):  # a stream of another kind: nothing rather than a wrong number
+            terms.direct, terms.direct_entrance, terms.direct_biases = {}, None, None
+
+    def _direct_heads(self, block: Any, whole: Tensor) -> Tensor:
+        """Head 0: what no head gave, such as the output's bias; then each head."""
+        outputs = [
+            a.output
+            for a in self.walk.attentions
+            if a.layer == block.layer and a.kind == block.kind and a.by_head and a.output.requires_grad
+        ]
+        if not outputs or block.kind not in ("attention", "cross_attention") or not block.output.requires_grad:
+            return whole.unsqueeze(1)
+        gradients = torch.autograd.grad(block.output, outputs, block.leaf.grad, retain_graph=True, allow_unused=True)
+        heads = None
+        for output, gradient in zip(outputs, gradients, strict=True):
+            if gradient is not None:
+                given = self.walk.with_heads(output.detach() * gradient)
+                if given is None:
+                    return whole.unsqueeze(1)
+                given = given.sum((-1, -2)).double().cpu()
+                heads = given if heads is None else heads + given
+        if heads is None:
+            return whole.unsqueeze(1)
+        return torch.cat([(whole - heads.sum(1)).unsqueeze(1), heads], 1)
+
+    # ---- the proof -----------------------------------------------------------------------------------------------
+
+    def replay_gap(self, terms: Terms, select: Select, sizes: Tensor | None = None) -> Tensor:
+        """Row: the frozen map on input vectors multiplied by random numbers, against the same sum of terms."""
+        generator = torch.Generator().manual_seed(0)
+        factors = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in terms.tokens]
+        vectors = [entrance.vectors for entrance in self.walk.entrances if entrance.vectors is not None]
+        devices = [v.device for v in vectors]
+        walk = Walk(
+            self._model,
+            self._inputs,
+            Wanted(states=False),
+            Replayed(vectors, [f.float().to(d) for f, d in zip(factors, devices, strict=True)]),
+        )
+        self._frozen.listener = walk
+        self._frozen.replay()
+        with _nothing_saved():
+            found = select(run_frozen(self._model, self._inputs, self._frozen, walk)).detach().double().cpu()
+        rounded = [f.float().double() for f in factors]
+        expected = sum((t * f).sum(1) for t, f in zip(terms.tokens, rounded, strict=True))
+        scale = sum((t * f).abs().sum(1) for t, f in zip(terms.tokens, rounded, strict=True))
+        for given in terms.constants.values():
+            expected, scale = expected + given, scale + given.abs()
+        assert isinstance(expected, Tensor) and isinstance(scale, Tensor)
+        scale = torch.maximum(scale, terms.absolute)
+        return (found - expected).abs() / (scale if sizes is None else torch.maximum(scale, sizes))
+
+
+def _add(found: dict[tuple[int, int, str], Tensor], where: tuple[int, int, str], given: Tensor | None) -> None:
+    """Add to what a place has; a part of another shape (a chunk, say) cannot be added and takes its place away."""
+    if given is None:
+        return
+    if where not in found:
+        found[where] = given
+    elif found[where].shape == given.shape:
+        found[where] = found[where] + given
+    else:
+        del found[where]
+
+
+def _nothing_saved() -> AbstractContextManager[Any]:
+    """Keep no tensor for a backward pass that will not come."""
+
+    def refuse(_: Any) -> Tensor:
+        raise RuntimeError("a replay has no backward pass")
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, refuse)
+
+
+def check_sums(
+    terms: Terms, dtype: torch.dtype, family: str, *, chosen: bool = False, sizes: Tensor | None = None
+) -> None:
+    """The terms must add up to the number at the entrance of every layer.
+
+    A difference of two logits is rounded as they are, however small it is itself: `sizes` says how large they are.
+    """
+    gaps = terms.gaps
+    if sizes is not None:
+        gaps = gaps * (terms.absolute / torch.maximum(terms.absolute, sizes)).unsqueeze(1)
+    worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
+    allowed = max(TOLERANCE[dtype], CHOSEN_TOLERANCE if chosen else 0.0)
+    if not worst <= allowed:
+        cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
+        raise DecompositionError(
+            f"the terms must add up to the number at the entrance of every layer: in {family!r}, layer {cut.number}, they "
+            f"miss it by {worst:.1e} of the sum of absolute terms (allowed: {allowed:.0e}); this model cannot be "
+            "explained, please report it"
+        )
