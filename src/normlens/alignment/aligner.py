@@ -6,49 +6,55 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from normlens.alignment.direction import Direction
-from normlens.alignment.extract import (
+from normlens.alignment.extraction import (
     EXTRACTIONS,
-    Joint,
-    Map,
-    combine,
-    extract,
-    extract_joint,
-    link_shares,
-    shares,
+    JOININGS,
+    Extraction,
+    Joining,
+    JointMap,
+    WordMap,
+    cell_shares,
+    extract_joint_links,
+    extract_links,
+    join_directions,
+    row_shares,
 )
-from normlens.alignment.forcing import ForcedPair
-from normlens.alignment.layers import SETTINGS, Agreement
+from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
 from normlens.alignment.links import Link, Links, swap
-from normlens.alignment.symmetrize import HEURISTICS, symmetrize
+from normlens.alignment.pair_encoding import EncodedPair, PairFormat
+from normlens.alignment.symmetrize import HEURISTICS, Symmetrization, symmetrize
+from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from normlens.lens import Lens, load
-from normlens.provenance import describe_model, versions
+from normlens.provenance import version_of, versions
+
+if TYPE_CHECKING:
+    from normlens.viewer.alignment_page import Gold
+    from normlens.viewer.display import View
 
 #: Pairs that are sorted by length together; their alignments leave in the order of the input.
 WINDOW = 512
-SOFT = ("product", "sum")
-LayerChoice = str | int | Sequence[int]
+LayerChoice = Literal["auto", "best"] | int | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Choices:
     """Every choice that decides which links come out; the names are the command line's."""
 
-    setting: str = "awi"
+    setting: Setting = "awi"
     measure: str = "attn_n"
-    layer: str | tuple[int, ...] = "auto"
+    layer: Literal["auto", "best"] | tuple[int, ...] = "auto"
     head: int | None = None
-    symmetrize: str | None = None
-    extract: str = "argmax"
+    symmetrize: Joining | Symmetrization | None = None
+    extract: Extraction = "argmax"
     threshold: float = 0.5
     raw: bool = False
 
     def check(self) -> None:
         """Refuse names that do not exist and combinations that have no meaning."""
-        known = (*SOFT, *HEURISTICS)
+        known = (*JOININGS, *HEURISTICS)
         for name, value, allowed in (
             ("setting", self.setting, SETTINGS),
             ("extraction", self.extract, EXTRACTIONS),
@@ -56,12 +62,19 @@ class Choices:
         ):
             if value not in allowed:
                 raise InputError(f"A {name} is one of {', '.join(allowed)}: {value!r} is none of them.")
-        if self.symmetrize in SOFT and self.extract not in ("mutual", "share"):
+        if isinstance(self.layer, str) and self.layer not in ("auto", "best"):
+            raise InputError(f"A layer is auto, best, or numbers from 1: got {self.layer!r}.")
+        if self.joins and self.extract not in ("mutual", "share"):
             raise InputError(
-                f"Combined maps have no null column, so links are extracted by mutual or share: got {self.extract}."
+                f"Joined maps have no null column, so links are extracted by mutual or share: got {self.extract}."
             )
         if not 0 <= self.threshold < 1:
             raise InputError(f"A threshold is a share, at least 0 and below 1: got {self.threshold}.")
+
+    @property
+    def joins(self) -> bool:
+        """Whether the maps of two directions are joined before links are taken."""
+        return self.symmetrize in JOININGS
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ class Aligner:
     """Aligns the words of sentence pairs with a translation model (2020, Section 5).
 
     `reverse` is a model that translates in the opposite direction; the two maps are then multiplied, or their links
-    symmetrized. `layer` is `auto` (see `layers`), `best`, a layer, or several.
+    symmetrized. `layer` is `auto` (see `layer_choice`), `best`, a layer, or several.
 
     >>> aligner = Aligner("opus-mt-en-fr", reverse="opus-mt-fr-en")          # doctest: +SKIP
     >>> aligner.align_pair("the little house", "la petite maison").links     # doctest: +SKIP
@@ -105,12 +118,12 @@ class Aligner:
         model: str | Path | Lens,
         reverse: str | Path | Lens | None = None,
         *,
-        setting: str = "awi",
+        setting: Setting = "awi",
         measure: str = "attn_n",
         layer: LayerChoice = "auto",
         head: int | None = None,
-        symmetrize: str | None = None,
-        extract: str | None = None,
+        symmetrize: Joining | Symmetrization | None = None,
+        extract: Extraction | None = None,
         threshold: float = 0.5,
         raw: bool = False,
         batch_tokens: int = 4096,
@@ -119,35 +132,29 @@ class Aligner:
         source_language: str | None = None,
         target_language: str | None = None,
     ) -> None:
-        how = symmetrize or ("product" if reverse is not None else None)
+        how: Joining | Symmetrization | None = symmetrize or (None if reverse is None else "product")
         self.choices = Choices(
             setting=setting,
             measure=measure,
             layer=layer if isinstance(layer, str) else (layer,) if isinstance(layer, int) else tuple(layer),
             head=head,
             symmetrize=how,
-            extract=extract or ("mutual" if how in SOFT else "argmax"),
+            extract=extract or ("mutual" if how in JOININGS else "argmax"),
             threshold=threshold,
             raw=raw,
         )
         self.choices.check()
-        common: dict[str, Any] = {"measure": measure, "head": head, "batch_tokens": batch_tokens, "raw": raw}
-        self.forward = Direction(
-            model if isinstance(model, Lens) else load(model),
-            **common,
-            source_prefix=source_prefix,
-            source_language=source_language,
-            target_language=target_language,
-        )
-        self.reverse: Direction | None = None
+        if reverse is None and self.choices.joins:
+            raise InputError(f"Maps are joined from two models: {how} needs a reverse model as well.")
+
+        def mapper(model: str | Path | Lens, form: PairFormat) -> WordMapper:
+            lens = model if isinstance(model, Lens) else load(model)
+            return WordMapper(lens, form, measure=measure, head=head, batch_tokens=batch_tokens)
+
+        self.forward = mapper(model, PairFormat(raw, source_prefix, source_language, target_language))
+        self.reverse: WordMapper | None = None
         if reverse is not None:
-            self.reverse = Direction(
-                reverse if isinstance(reverse, Lens) else load(reverse),
-                **common,
-                source_prefix=reverse_source_prefix,
-                source_language=target_language,
-                target_language=source_language,
-            )
+            self.reverse = mapper(reverse, PairFormat(raw, reverse_source_prefix, target_language, source_language))
         #: Filled when the first text is seen: the layers of each direction, and how far each layer's readings agree.
         self.layers: dict[str, tuple[int, ...]] = {}
         self.agreements: dict[str, Agreement] = {}
@@ -190,82 +197,94 @@ class Aligner:
     def choose_layers(self, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[int, ...]]:
         """Settle the layers on this text; `align` does it on the first pairs it sees."""
         directions = self._directions(pairs)
-        for name, (direction, forced) in directions.items():
+        for name, (mapper, encoded) in directions.items():
             if isinstance(self.choices.layer, tuple):
-                self.layers[name] = _existing(self.choices.layer, direction)
+                self.layers[name] = _existing(self.choices.layer, mapper)
                 continue
-            if self.choices.layer not in ("auto", "best"):
-                raise InputError(f"A layer is auto, best, or numbers from 1: got {self.choices.layer!r}.")
-            if not any(pair.problem is None for pair in forced):
+            if not any(pair.problem is None for pair in encoded):
                 continue  # nothing to align here, so nothing to choose on: the next window may have text
-            agreement = direction.cached_agreement(forced)
+            agreement = mapper.cached_agreement(encoded)
             self.agreements[name] = agreement
             best = (agreement.best(self.choices.setting),)
             self.layers[name] = best if self.choices.layer == "best" else agreement.auto(self.choices.setting)
         return dict(self.layers)
 
-    def _directions(self, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[Direction, list[ForcedPair]]]:
-        directions = {"forward": (self.forward, [self.forward.forcing(s, t) for s, t in pairs])}
+    def _directions(self, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[WordMapper, list[EncodedPair]]]:
+        directions = {"forward": (self.forward, [self.forward.encoder(s, t) for s, t in pairs])}
         if self.reverse is not None:
-            directions["reverse"] = self.reverse, [self.reverse.forcing(t, s) for s, t in pairs]
+            directions["reverse"] = self.reverse, [self.reverse.encoder(t, s) for s, t in pairs]
         return directions
 
     def _align_window(self, window: Sequence[tuple[str, str]], given: Sequence[Links] | None) -> Iterator[AlignedPair]:
         if not self.layers:
             self.choose_layers(window)
         directions = self._directions(window)
-        maps: dict[str, list[Map | None]] = {}
         # Both directions must be able to align a pair: half an alignment would look like a whole one.
         problems = [
             next((pair.problem for pair in both if pair.problem), None)
-            for both in zip(*(forced for _, forced in directions.values()), strict=True)
+            for both in zip(*(encoded for _, encoded in directions.values()), strict=True)
         ]
-        for name, (direction, forced) in directions.items():
-            usable = [i for i, problem in enumerate(problems) if problem is None]
-            maps[name] = [None] * len(window)
-            if usable:
-                found = direction.maps([forced[i] for i in usable], self.layers[name], self.choices.setting)
-                for i, one in zip(usable, found, strict=True):
-                    maps[name][i] = one
+        usable = [i for i, problem in enumerate(problems) if problem is None]
+        maps: dict[str, dict[int, WordMap | None]] = {}
+        for name, (mapper, encoded) in directions.items():
+            chosen = [encoded[i] for i in usable]
+            found = mapper.maps(chosen, self.layers[name], self.choices.setting) if usable else []
+            maps[name] = dict(zip(usable, found, strict=True))
         for i, pair in enumerate(directions["forward"][1]):
-            forward = maps["forward"][i]
+            forward = maps["forward"].get(i)
             if forward is None:
-                words = pair.source.words, pair.target.words
-                yield AlignedPair(*words, frozenset(), frozenset(), {}, problems[i])
+                yield AlignedPair(pair.source.words, pair.target.words, frozenset(), frozenset(), {}, problems[i])
                 continue
-            reverse = maps["reverse"][i] if self.reverse is not None else None
+            reverse = maps["reverse"].get(i) if self.reverse is not None else None
             yield self._links(pair, forward, reverse, None if given is None else given[i])
 
-    def _links(self, pair: ForcedPair, forward: Map, reverse: Map | None, given: Links | None) -> AlignedPair:
-        choices = self.choices
-        joint: Joint = shares(forward)[:, :-1]
+    def _links(self, pair: EncodedPair, forward: WordMap, reverse: WordMap | None, given: Links | None) -> AlignedPair:
+        how, choices = self.choices.symmetrize, self.choices
+        joint: JointMap = row_shares(forward)[:, :-1]
         certain: Links | None = None
-        if choices.symmetrize in SOFT:
-            assert reverse is not None
-            joint = combine(forward, reverse, choices.symmetrize or "product")
-            links = extract_joint(joint, choices.extract, choices.threshold)
+        if how == "product" or how == "sum":
+            assert reverse is not None, "maps are joined only where there is a reverse model"
+            joint = join_directions(forward, reverse, how)
+            links = extract_joint_links(joint, choices.extract, choices.threshold)
         else:
-            links = extract(forward, choices.extract, choices.threshold)
+            links = extract_links(forward, choices.extract, choices.threshold)
             other = given
             if reverse is not None:
-                other = swap(extract(reverse, choices.extract, choices.threshold))
-                joint = combine(forward, reverse)
-            if other is not None and choices.symmetrize is not None:
+                other = swap(extract_links(reverse, choices.extract, choices.threshold))
+                joint = join_directions(forward, reverse)
+            if other is not None and how is not None:
                 certain = links & other
-                links = symmetrize(choices.symmetrize, links, other)
-        strength = joint if reverse is None else link_shares(joint)
+                links = symmetrize(how, links, other)
+        strength = joint if reverse is None else cell_shares(joint)
         scores = {(s, t): float(strength[t, s]) for s, t in links}
         return AlignedPair(
             pair.source.words, pair.target.words, links, links if certain is None else certain & links, scores
         )
 
+    # ---- seeing it -----------------------------------------------------------------------------------------------
+
+    def show(self, source: str, target: str, *, gold: Gold | None = None, view: str = "view=alignment") -> View:
+        """See the links of one pair: the viewer in a notebook, a page in the browser elsewhere.
+
+        `gold` is an `Annotation` or sure links `(source word, target word)` from 0: they are framed, and scored.
+        """
+        from normlens.viewer.alignment_page import aligner_page
+        from normlens.viewer.display import show
+
+        return show(aligner_page(self, source, target, gold), view)
+
+    def save_html(self, path: str | Path, source: str, target: str, *, gold: Gold | None = None) -> Path:
+        """Write the page of one pair as one HTML file that opens offline; `gold` as in `show`."""
+        from normlens.viewer.alignment_page import aligner_page
+        from normlens.viewer.page import save_html
+
+        return save_html(aligner_page(self, source, target, gold), path)
+
     # ---- what was done -------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """Every choice and where it comes from, for the record beside an output."""
-        models = {"forward": self.forward.lens}
-        if self.reverse is not None:
-            models["reverse"] = self.reverse.lens
+        mappers = {"forward": self.forward} | ({} if self.reverse is None else {"reverse": self.reverse})
         return {
             "choices": asdict(self.choices),
             "layers": {name: list(layers) for name, layers in self.layers.items()},
@@ -273,7 +292,7 @@ class Aligner:
                 name: {setting: agreement.scores(setting) for setting in SETTINGS} | {"pairs": agreement.pairs}
                 for name, agreement in self.agreements.items()
             },
-            "models": {name: describe_model(lens.model, _name(lens), lens.family) for name, lens in models.items()},
+            "models": {name: mapper.describe() for name, mapper in mappers.items()},
             "versions": versions(),
         }
 
@@ -289,20 +308,15 @@ class Aligner:
             f"extract:{choices.extract}"
             + (f",{choices.threshold:g}" if choices.extract in ("share", "threshold") else ""),
             f"words:{'raw' if choices.raw else 'spaces'}",
-            f"normlens:{versions()['normlens']}",
+            f"normlens:{version_of('normlens')}",
         ]
         return "|".join(["align", *parts])
 
 
-def _existing(layers: Sequence[int], direction: Direction) -> tuple[int, ...]:
+def _existing(layers: Sequence[int], mapper: WordMapper) -> tuple[int, ...]:
     for layer in layers:
-        if layer not in direction.layers:
+        if layer not in mapper.layers:
             raise InputError(
-                f"A layer of {direction.lens.family} is one of {', '.join(map(str, direction.layers))}: got {layer}."
+                f"A layer of {mapper.lens.family} is one of {', '.join(map(str, mapper.layers))}: got {layer}."
             )
     return tuple(layers)
-
-
-def _name(lens: Lens) -> str | None:
-    """The model's name without the folders around it, which are the user's own."""
-    return Path(str(getattr(lens.model.config, "_name_or_path", ""))).name or None

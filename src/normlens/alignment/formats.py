@@ -12,16 +12,19 @@ talp holds Pharaoh, so only NAACL has to be told apart, and no line can be read 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from normlens.alignment.links import Annotation, Link, Links
-from normlens.alignment.words import read_lines
+from normlens.alignment.parallel_files import read_lines
 from normlens.errors import InputError
 
-_LINK = re.compile(r"(\d+)([-p?])(\d+)(?::[-+.\deE]+)?")  # a score may follow, as `--scores` writes it
-_NAACL = re.compile(r"\s*(\d+)\s+(\d+)\s+(\d+)(?:\s+([SP]))?(?:\s+[-+.\deE]+)?\s*")
+# Numbers of at most nine digits: no sentence has a word 10^9. A score may follow, as `--scores` writes it.
+_LINK = re.compile(r"([0-9]{1,9})([-p?])([0-9]{1,9})(?::[-+.0-9eE]+)?")
+_NAACL = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]))?(?:\s+[-+.0-9eE]+)?\s*")
+_MOST_SENTENCES = 1_000_000  # in a NAACL file, where one line can number a sentence far beyond all others
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def parse_line(text: str, *, one_based: bool = False, where: str = "this line") 
         match = _LINK.fullmatch(token)
         if match is None:
             raise InputError(
-                f"A link is written source-target, or sourceptarget where it is only possible: {where} has {token!r}. "
+                f"A link is written source-target, or sourceptarget where it is only possible: {where} has {token[:80]!r}. "
                 "Is this a file of alignments?"
             )
         link = int(match[1]) - one_based, int(match[3]) - one_based
@@ -95,7 +98,7 @@ def _parse_naacl(texts: Sequence[str], path: Path, sentences: int | None) -> lis
         if match is None or int(match[1]) == 0:
             raise InputError(
                 f"A NAACL line is 'sentence source target [S|P] [confidence]', sentences counted from 1: "
-                f"{path}, line {number} has {text.strip()!r}."
+                f"{path}, line {number} has {text.strip()[:80]!r}."
             )
         rows.append((int(match[1]), (int(match[2]) - 1, int(match[3]) - 1), match[4] or "S"))
     count = max((row[0] for row in rows), default=0)
@@ -103,13 +106,17 @@ def _parse_naacl(texts: Sequence[str], path: Path, sentences: int | None) -> lis
         raise InputError(
             f"A NAACL file may not number more sentences than there are: {path} goes to {count}, there are {sentences}."
         )
-    sure: list[list[Link]] = [[] for _ in range(sentences or count)]
-    possible: list[list[Link]] = [[] for _ in range(sentences or count)]
+    if count > _MOST_SENTENCES:
+        raise InputError(f"A NAACL file may number {_MOST_SENTENCES} sentences at most: {path} goes to {count}.")
+    sure: defaultdict[int, list[Link]] = defaultdict(list)
+    possible: defaultdict[int, list[Link]] = defaultdict(list)
     for sentence, link, kind in rows:
-        if min(link) < 0:  # 0 is the NULL word there: such a line says that a word has no link
-            continue
-        (sure if kind == "S" else possible)[sentence - 1].append(link)
-    return [Annotation.of(s, p) for s, p in zip(sure, possible, strict=True)]
+        if min(link) >= 0:  # 0 is the NULL word there: such a line says that a word has no link
+            (sure if kind == "S" else possible)[sentence].append(link)
+    lines = [Annotation.of([])] * (sentences or count)  # most may have no links, and then share one object
+    for sentence in {*sure, *possible}:
+        lines[sentence - 1] = Annotation.of(sure[sentence], possible[sentence])
+    return lines
 
 
 def check_indices(alignments: AlignmentFile, sizes: Iterable[tuple[int, int]], flag: str) -> None:

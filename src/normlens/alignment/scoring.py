@@ -17,6 +17,9 @@ from jaxtyping import Int
 from normlens.alignment.formats import AlignmentFile
 from normlens.alignment.links import Annotation, Links
 from normlens.errors import InputError
+from normlens.provenance import version_of
+
+_DRAWN_AT_ONCE = 1 << 24  # numbers
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,12 @@ def bootstrap(sentences: Sequence[Counts], *, samples: int, seed: int) -> dict[s
         [(c.links, c.sure, c.links_in_sure, c.links_in_possible) for c in sentences]
     )
     generator = np.random.default_rng(seed)
-    drawn = generator.multinomial(len(table), np.full(len(table), 1 / len(table)), size=samples) @ table
-    scores = [Counts(*map(int, row)) for row in drawn]
+    share = np.full(len(table), 1 / len(table))
+    at_once = max(1, _DRAWN_AT_ONCE // len(table))
+    scores: list[Counts] = []
+    while len(scores) < samples:  # piece by piece: all draws of a large corpus would not fit into memory
+        drawn = generator.multinomial(len(table), share, size=min(at_once, samples - len(scores))) @ table
+        scores += [Counts(*map(int, row)) for row in drawn]
     intervals = {}
     for name in ("aer", "precision", "recall"):
         low, high = np.nanpercentile([getattr(one, name) for one in scores], [2.5, 97.5])
@@ -161,8 +168,7 @@ def bootstrap(sentences: Sequence[Counts], *, samples: int, seed: int) -> dict[s
 
 
 def signature(hypothesis: AlignmentFile, gold: AlignmentFile, samples: int, seed: int) -> str:
-    """One line that says how a score was had, so that two scores can be compared (after sacreBLEU)."""
-    from normlens.alignment import VERSION
+    """One line that says how a score was made, so that two scores can be compared (after sacreBLEU)."""
 
     def file(which: AlignmentFile) -> str:
         return f"{which.name},{which.format},base:{int(which.one_based)}" + (",swapped" if which.swapped else "")
@@ -171,7 +177,7 @@ def signature(hypothesis: AlignmentFile, gold: AlignmentFile, samples: int, seed
     possible = sum(len(line.possible - line.sure) for line in gold.lines)
     return (
         f"aer|gold:{file(gold)}|hyp:{file(hypothesis)}|lines:{len(gold.lines)}|sure:{sure}|possible-only:{possible}"
-        f"|bootstrap:{samples},seed:{seed},sentences,percentile|normlens:{VERSION}"
+        f"|bootstrap:{samples},seed:{seed},sentences,percentile|normlens:{version_of('normlens')}"
     )
 
 

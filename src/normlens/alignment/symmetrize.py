@@ -7,6 +7,7 @@ the model target → source, already swapped into this orientation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from normlens.alignment.links import Link, Links
 from normlens.errors import InputError
@@ -78,8 +79,9 @@ def _final(grown: Links, forward: Links, reverse: Links, *, both: bool) -> Links
     return frozenset(links)
 
 
-#: The hard heuristics by the name that the command line takes; `product` and `sum` work on maps, see `extract.combine`.
-HEURISTICS: dict[str, Callable[[Links, Links], Links]] = {
+Symmetrization = Literal["intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and"]
+#: By the name that the command line takes; `product` and `sum` join maps instead, see `extraction.join_directions`.
+HEURISTICS: dict[Symmetrization, Callable[[Links, Links], Links]] = {
     "intersection": intersection,
     "union": union,
     "grow-diag": grow_diag,
@@ -88,7 +90,7 @@ HEURISTICS: dict[str, Callable[[Links, Links], Links]] = {
 }
 
 
-def symmetrize(name: str, forward: Links, reverse: Links) -> Links:
+def symmetrize(name: Symmetrization, forward: Links, reverse: Links) -> Links:
     """Apply the heuristic of that name."""
     if name not in HEURISTICS:
         raise InputError(f"A symmetrization is one of {', '.join(HEURISTICS)}: {name!r} is none of them.")

@@ -1,1 +1,41 @@
-"""One module per paper: its tables and figures measured on any encoder, beside the published numbers."""
+"""The papers' experiments by name: each `run`s a study of one model and gives an `Outcome`.
+
+`kobayashi2020_bert` and `kobayashi2021` take an `EncoderStudy`, `kobayashi2020_nmt` a `TranslationStudy`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from normlens.errors import InputError
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Where an experiment is written, and what it studies: an encoder with text, or a translation model with pairs."""
+
+    module: str
+    kind: Literal["encoder", "translation"]
+    title: str
+
+    def load(self) -> ModuleType:
+        """The experiment's module, imported when it is asked for; its `run` takes the study."""
+        return importlib.import_module(f"normlens.experiments.{self.module}")
+
+
+#: The only place that lists them.
+EXPERIMENTS = {
+    "kobayashi2020-bert": Experiment("kobayashi2020_bert", "encoder", "weights against norms in an encoder"),
+    "kobayashi2020-nmt": Experiment("kobayashi2020_nmt", "translation", "word alignments from a translation model"),
+    "kobayashi2021": Experiment("kobayashi2021", "encoder", "mixing ratios with residual and normalization"),
+}
+
+
+def find_experiment(name: str) -> Experiment:
+    """An experiment by its name."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"an experiment is one of {', '.join(EXPERIMENTS)}: got {name!r}")
+    return EXPERIMENTS[name]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from normlens.corpus.plan import MIXING
 from normlens.experiments import kobayashi2021
+from normlens.experiments.encoder_study import MASKED, PAIR_CATEGORIES, EncoderStudy, facts, present, shares, whole
 from normlens.experiments.outcome import Number, Outcome, Picture, Table
-from normlens.experiments.published import Shelf
-from normlens.experiments.reading import PAIR_CATEGORIES, present, shares, whole
-from normlens.experiments.setup import MASKED, Setup
-from normlens.measures import MAPS
-from normlens.plots.categories import category_look, cycled
-from normlens.plots.labels import label_of
+from normlens.experiments.published import PublishedNumbers
+from normlens.measures import MAPS, MEASURES, MIXING
+from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
 
 NAME = "compare"
@@ -28,20 +26,20 @@ class Column:
     """What one model gave."""
 
     name: str
-    record: dict[str, object]
+    record: dict[str, Any]
     ratios: dict[str, float]  # per cent
     rates: tuple[float, ...]
     taken: dict[tuple[str, str], float]  # (category, weight or contribution) -> share
-    shelf: Shelf
+    published: PublishedNumbers
 
 
-def measure(setup: Setup) -> Column:
+def measure(study: EncoderStudy) -> Column:
     """Two passes and the weights of one model."""
-    masked = setup.run("masked", measures=(), mixing=None, mask=MASKED, ranked=False)
-    plain = setup.run("unmasked", measures=("alpha", "f_norm", "af_norm"), mixing=(), mask=0.0, ranked=False)
-    record = setup.record([masked, plain])
-    rates = kobayashi2021.expansion(setup, Shelf(kobayashi2021.NAME, None, None))
-    variant = setup.definition if setup.definition in rates.columns else next(iter(rates.columns))
+    masked = study.run("masked", measures=(), mixing=None, mask=MASKED, ranked=False)
+    plain = study.run("unmasked", measures=("alpha", "f_norm", "af_norm"), mixing=(), mask=0.0, ranked=False)
+    record = study.record([masked, plain])
+    rates = kobayashi2021.expansion(study, PublishedNumbers(kobayashi2021.NAME))
+    variant = study.definition if study.definition in rates.columns else next(iter(rates.columns))
     categories = present(plain, PAIR_CATEGORIES)
     taken: dict[tuple[str, str], float] = {}
     for what, quantity in (("weight", "alpha"), ("contribution", "af_norm")):
@@ -53,34 +51,38 @@ def measure(setup: Setup) -> Column:
         {measure: 100 * whole(masked, MIXING + measure, "all", "mean") for measure in MAPS},
         tuple(rates.value(row, variant) for row in rates.rows if row.startswith("layer ")),
         taken,
-        Shelf.of(kobayashi2021.NAME, setup, record),
+        PublishedNumbers.matching(kobayashi2021.NAME, study, record),
     )
 
 
-def compare(models: Sequence[str], setup_of: Callable[[str], Setup]) -> Outcome:
+def compare(models: Sequence[str], study_of: Callable[[str], EncoderStudy]) -> Outcome:
     """Measure the models one after the other, so that only one is in memory, and set them side by side."""
-    measured = [measure(setup_of(model)) for model in models]
+    measured = [measure(study_of(model)) for model in models]
     names = _distinct([column.name for column in measured])
     columns = [dataclasses.replace(column, name=name) for column, name in zip(measured, names, strict=True)]
-    first = dict(columns[0].record)
-    joined = ", ".join(names)
-    first["model"] = {"name": joined, "class": "several", "dtype": "each its own", "content": "see results.json"}
-    first["models"] = [column.record["model"] for column in columns]
-    first["tokens"] = sum(int(column.record["tokens"]) for column in columns)  # type: ignore[call-overload]
-    first["worst_proof"] = max(float(column.record["worst_proof"]) for column in columns)  # type: ignore[arg-type]
-    first["masked_share"] = MASKED
-    line = f"{joined} · {first['data']}, {first['sequences']} sequences"
+    joined, first = ", ".join(names), columns[0].record
+    model = {"name": joined, "class": "several", "dtype": "each its own", "content": "see results.json"}
+    record = {
+        **first,
+        "model": model,
+        "models": [column.record["model"] for column in columns],
+        "tokens": {column.name: column.record["tokens"] for column in columns},
+        "worst_proof": max(column.record["worst_proof"] for column in columns),
+        "masked_share": MASKED,
+    }
+    text = f"{record['data']}: {record['sequences']:,} sequences"
     return Outcome(
         NAME,
         "Models side by side: how much they mix, how much f stretches, what special tokens take",
-        "kobayashi2021",
-        first,
+        record,
+        f"Models {joined} on {text}, {MASKED:.0%} masked for the ratios.",
         _summary(columns),
         (),
         (_table(columns),),
-        (_picture(columns, line),),
+        (_picture(columns, f"{joined} · {text}"),),
+        facts(record),
         ("Mixing ratios are on masked input, category shares on unmasked input, expansion rates from the weights.",),
-        tuple(title for column in columns for title in column.shelf.titles()),
+        tuple(title for column in columns for title in column.published.titles()),
     )
 
 
@@ -96,10 +98,11 @@ def _table(columns: Sequence[Column]) -> Table:
         row = column.name
         numbers.append(Number(row, "layers", len(column.rates), 0))
         numbers += [
-            Number(row, name, value, 1, column.shelf("mixing", name, "mean")) for name, value in column.ratios.items()
+            Number(row, name, value, 1, column.published("mixing", name, "mean"))
+            for name, value in column.ratios.items()
         ]
         numbers.append(
-            Number(row, "expansion", float(np.mean(column.rates)), 3, column.shelf("expansion", "mean", "rate"))
+            Number(row, "expansion", float(np.mean(column.rates)), 3, column.published("expansion", "mean", "rate"))
         )
         numbers += [
             Number(row, f"{category} {what}", column.taken[category, what], 3)
@@ -107,9 +110,13 @@ def _table(columns: Sequence[Column]) -> Table:
             if (category, "weight") in column.taken
             for what in ("weight", "contribution")
         ]
-    titles = {"layers": "layers", **{name: f"{label_of(name).name}, %" for name in MAPS}, "expansion": "expansion rate"}
+    titles = {
+        "layers": "layers",
+        **{name: f"{MEASURES[name].title}, %" for name in MAPS},
+        "expansion": "expansion rate",
+    }
     for category in _SHARES:
-        label = category_look(category).label
+        label = category_style(category).label
         titles |= {f"{category} weight": f"{label}: weight", f"{category} contribution": f"{label}: contribution"}
     return Table(
         "models",
@@ -123,13 +130,13 @@ def _table(columns: Sequence[Column]) -> Table:
 
 
 def _picture(columns: Sequence[Column], line: str) -> Picture:
-    looks = [cycled(column.name, number) for number, column in enumerate(columns)]
+    styles = [numbered_style(column.name, number) for number, column in enumerate(columns)]
     deepest = max(len(column.rates) for column in columns)
 
     def rates(column: Column) -> np.ndarray:
         return np.array([*column.rates, *[np.nan] * (deepest - len(column.rates))])
 
-    methods = tuple(label_of(name).name.replace("ATTN", "") or "·" for name in MAPS)
+    methods = tuple(MEASURES[name].title.replace("ATTN", "") or "·" for name in MAPS)
     names = {"weight": "{}\nα", "contribution": "{}\n‖αf‖", "": ""}
     marks = {"sep": "SEP", "cls": "CLS", "comma_period": ", ."}
     # A place without a value stands between two categories, so that no line joins them.
@@ -137,19 +144,19 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
     panels = [
         Curves(
             "mean mixing ratio", "%",
-            tuple(Curve(look, np.array(list(c.ratios.values()))) for look, c in zip(looks, columns, strict=True)),
+            tuple(Curve(style, np.array(list(c.ratios.values()))) for style, c in zip(styles, columns, strict=True)),
             places=methods, x="method (ATTN…)",
         ),
         Curves(
             "expansion rate of f", "rate",
-            tuple(Curve(look, rates(column)) for look, column in zip(looks, columns, strict=True)), level=1.0,
+            tuple(Curve(style, rates(column)) for style, column in zip(styles, columns, strict=True)), level=1.0,
             places=tuple(str(layer) for layer in range(1, deepest + 1)), x="layer",
         ),
         Curves(
             "share by weight and by contribution", "share",
             tuple(
-                Curve(look, np.array([c.taken.get(key, np.nan) for key in keys]))
-                for look, c in zip(looks, columns, strict=True)
+                Curve(style, np.array([c.taken.get(key, np.nan) for key in keys]))
+                for style, c in zip(styles, columns, strict=True)
             ),
             places=tuple(names[what].format(marks[category]) for category, what in keys), x="α: weight, ‖αf‖: contribution",
         ),

@@ -2,64 +2,84 @@
 
 from __future__ import annotations
 
-import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
+from collections.abc import Mapping
 
-from normlens.corpus.plan import PAPER_MEASURES
-from normlens.corpus.result import CorpusResult
-from normlens.experiments.claims2020 import SUBJECTS, findings_of
-from normlens.experiments.outcome import Number, Outcome, Picture, Table
-from normlens.experiments.published import Shelf
-from normlens.experiments.reading import PAIR_CATEGORIES, by_head, layers_of, present, rho_of, shares
-from normlens.experiments.setup import RANK, Setup
-from normlens.plots.categories import Look, category_look
-from normlens.plots.colours import round_up
+import numpy as np
+
+from normlens.corpus.counting.plan import PAPER_MEASURES
+from normlens.corpus.running.result import CorpusResult
+from normlens.experiments.encoder_study import (
+    PAIR_CATEGORIES,
+    RANK,
+    EncoderStudy,
+    by_head,
+    facts,
+    layers_of,
+    present,
+    ran_on,
+    rho_of,
+    shares,
+    source_line,
+)
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
+from normlens.experiments.published import PublishedNumbers, published_text
+from normlens.plots.colours import category_style, numbered_style, ordered_styles, round_up
+from normlens.plots.head_tables import HeadTable, plot_head_tables
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
-from normlens.plots.tables import HeadTable, plot_head_tables
 
 NAME = "kobayashi2020-bert"
 
 _STATISTICS = {"mean": "mean", "sd": "SD", "cv": "CV", "max": "max", "min": "min"}
 _HEAT_MAPS = {"sep": 4, "cls": 10, "comma_period": 11, "other": 12}  # category -> figure of the paper
 
+#: What the words of the claims are taken to mean.
+STRONG, CLEAR, WEAK = 0.5, 0.1, 0.2
+SPREAD, STRETCH = 0.1, 1.8  # STRETCH is the least ratio in the heads that the paper shows
 
-def run(setup: Setup) -> Outcome:
+#: Categories as the subject of a sentence, with their verbs.
+_SUBJECTS = {
+    "sep": ("[SEP]", "takes", "contributes", "its"),
+    "cls": ("[CLS]", "takes", "contributes", "its"),
+    "comma_period": ("Comma and period", "take", "contribute", "their"),
+}
+
+
+def run(study: EncoderStudy) -> Outcome:
     """Everything in one pass over the unmasked corpus."""
-    done = setup.run("unmasked", measures=PAPER_MEASURES, mixing=(), mask=0.0, ranked=True)
-    record = setup.record([done])
-    shelf = Shelf.of(NAME, setup, record)
+    done = study.run("unmasked", measures=PAPER_MEASURES, mixing=(), mask=0.0, ranked=True)
+    record = study.record([done])
+    published = PublishedNumbers.matching(NAME, study, record)
     tables = (
-        dispersion_f(done, shelf),
-        dispersion_x(done, shelf),
-        rho_alpha_f(done, shelf),
-        rho_rank(done, shelf),
+        dispersion_f(done, published),
+        dispersion_x(done, published),
+        rho_alpha_f(done, published),
+        rho_rank(done, published),
         category_shares(done),
-        singular_values(setup),
+        singular_values(study),
         *by_layer_tables(done),
     )
-    line = f"{record['model']['name']} · {record['data']}, {record['sequences']} sequences · normlens"
-    line += f" {record['versions']['normlens']}"
-    findings = findings_of(setup, {table.name: table for table in tables})
+    by_name = {table.name: table for table in tables}
     return Outcome(
         NAME,
         "Attention is not only a weight: what a token receives, by weight and by norm",
-        "kobayashi2020",
         record,
-        _summary(tables),
-        findings,
+        ran_on(record),
+        _summary(by_name["shares"]),
+        findings_of(study, by_name),
         tables,
-        _pictures(setup, done, line),
-        _notes(setup),
-        shelf.titles(),
+        _pictures(study, done, source_line(record)),
+        facts(record),
+        _notes(study),
+        published.titles(),
+        published.own,
     )
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
-def dispersion_f(done: CorpusResult, shelf: Shelf) -> Table:
+def dispersion_f(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 1: the head whose `‖f(x)‖` varies most, the one where it varies least, and the average of all heads."""
     found = {name: by_head(done, "f_norm", "all", name) for name in _STATISTICS}
     layers = layers_of(done)
@@ -67,14 +87,14 @@ def dispersion_f(done: CorpusResult, shelf: Shelf) -> Table:
     for row, place in (("largest_cv", found["cv"].argmax()), ("smallest_cv", found["cv"].argmin())):
         layer, head = np.unravel_index(int(place), found["cv"].shape)
         numbers += [
-            Number(row, name, float(grid[layer, head]), 2, shelf("dispersion_f", row, name))
+            Number(row, name, float(grid[layer, head]), 2, published("dispersion_f", row, name))
             for name, grid in found.items()
         ]
-        numbers.append(Number(row, "layer", layers[int(layer)], 0, shelf("dispersion_f", row, "layer")))
-        numbers.append(Number(row, "head", int(head) + 1, 0, shelf("dispersion_f", row, "head")))
+        numbers.append(Number(row, "layer", layers[int(layer)], 0, published("dispersion_f", row, "layer")))
+        numbers.append(Number(row, "head", int(head) + 1, 0, published("dispersion_f", row, "head")))
         rows[row] = "largest CV" if row == "largest_cv" else "smallest CV"
     rows["average"] = "average of all heads"
-    numbers += _average(found, "dispersion_f", shelf)
+    numbers += _average(found, "dispersion_f", published)
     return Table(
         "table-1",
         "How much ‖f(x)‖ varies within a head",
@@ -86,18 +106,18 @@ def dispersion_f(done: CorpusResult, shelf: Shelf) -> Table:
     )
 
 
-def dispersion_x(done: CorpusResult, shelf: Shelf) -> Table:
+def dispersion_x(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 4: the same for the vectors `x` that `f` acts on, by layer."""
     found = {name: by_head(done, "x_norm", "all", name) for name in _STATISTICS}
     layers = layers_of(done)
     numbers = []
     for row, place in (("largest_cv", found["cv"].argmax()), ("smallest_cv", found["cv"].argmin())):
         numbers += [
-            Number(row, name, float(grid[int(place), 0]), 2, shelf("dispersion_x", row, name))
+            Number(row, name, float(grid[int(place), 0]), 2, published("dispersion_x", row, name))
             for name, grid in found.items()
         ]
-        numbers.append(Number(row, "layer", layers[int(place)], 0, shelf("dispersion_x", row, "layer")))
-    numbers += _average(found, "dispersion_x", shelf)
+        numbers.append(Number(row, "layer", layers[int(place)], 0, published("dispersion_x", row, "layer")))
+    numbers += _average(found, "dispersion_x", published)
     rows = {"largest_cv": "largest CV", "smallest_cv": "smallest CV", "average": "average of all layers"}
     return Table(
         "table-4", "How much ‖x‖ varies within a layer", "Table 4", tuple(numbers), rows,
@@ -105,21 +125,21 @@ def dispersion_x(done: CorpusResult, shelf: Shelf) -> Table:
     )  # fmt: skip
 
 
-def _average(found: dict[str, np.ndarray], table: str, shelf: Shelf) -> list[Number]:
+def _average(found: dict[str, np.ndarray], table: str, published: PublishedNumbers) -> list[Number]:
     return [
-        Number("average", name, float(found[name].mean()), 2, shelf(table, "average", name))
+        Number("average", name, float(found[name].mean()), 2, published(table, "average", name))
         for name in ("mean", "sd", "cv")
     ]
 
 
-def rho_alpha_f(done: CorpusResult, shelf: Shelf) -> Table:
+def rho_alpha_f(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 2: Spearman's rho of `alpha` and `‖f(x)‖` over all pairs, heads and layers."""
     numbers, rows = [], {}
     for name in present(done, PAIR_CATEGORIES):
         rho, bound, count = rho_of(done, "alpha", "f_norm", name)
-        rows[name] = category_look(name).label
-        numbers.append(Number(name, "pairs", count, 0, shelf("rho_alpha_f", name, "pairs")))
-        numbers.append(Number(name, "rho", rho, 2, shelf("rho_alpha_f", name, "rho"), bound))
+        rows[name] = category_style(name).label
+        numbers.append(Number(name, "pairs", count, 0, published("rho_alpha_f", name, "pairs")))
+        numbers.append(Number(name, "rho", rho, 2, published("rho_alpha_f", name, "rho"), bound))
     return Table(
         "table-2",
         "Rank correlation of attention weight α and ‖f(x)‖",
@@ -132,13 +152,13 @@ def rho_alpha_f(done: CorpusResult, shelf: Shelf) -> Table:
     )
 
 
-def rho_rank(done: CorpusResult, shelf: Shelf) -> Table:
+def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Section 4.3: Spearman's rho of a token's frequency rank with its mean weight and its mean `‖f(x)‖`."""
     numbers = []
     for quantity in ("alpha", "f_norm"):
         for definition, covariate in RANK.items():
             rho, bound, _ = rho_of(done, quantity, covariate, "all")
-            numbers.append(Number(quantity, definition, rho, 2, shelf("rho_rank", quantity, "rho"), bound))
+            numbers.append(Number(quantity, definition, rho, 2, published("rho_rank", quantity, "rho"), bound))
     return Table(
         "section-4-3",
         "Rank correlation with a token’s frequency rank",
@@ -165,17 +185,17 @@ def category_shares(done: CorpusResult) -> Table:
         "What each category takes",
         "Figure 3, averaged over layers",
         tuple(numbers),
-        {name: category_look(name).label for name in categories},
+        {name: category_style(name).label for name in categories},
         {"weight": "of the weight α", "contribution": "of the contribution ‖αf(x)‖", "ratio": "ratio"},
         "Shares of all that a query receives, averaged over sequences and heads within a layer, then over layers.",
     )
 
 
-def singular_values(setup: Setup) -> Table:
+def singular_values(study: EncoderStudy) -> Table:
     """Figure 9 in numbers: largest and smallest singular value of `f` in one head of each layer."""
-    values = setup.lens.singular_values()
+    values = study.lens.singular_values()
     numbers, rows = [], {}
-    for layer, head in _drawn_heads(setup).items():
+    for layer, head in _drawn_heads(study).items():
         own = values.sel(layer=layer, head=head).to_numpy()
         own = own[np.isfinite(own)]
         row = f"layer {layer}"
@@ -204,7 +224,7 @@ def by_layer_tables(done: CorpusResult) -> list[Table]:
     """Figure 3 in numbers."""
     layers, tables = layers_of(done), []
     for quantity, title in (("alpha", "weight α"), ("af_norm", "‖αf(x)‖")):
-        rows = {name: category_look(name).label for name in present(done, PAIR_CATEGORIES)}
+        rows = {name: category_style(name).label for name in present(done, PAIR_CATEGORIES)}
         numbers = []
         for name in rows:
             curve = by_head(done, quantity, name, over="sequences").mean(axis=1)
@@ -217,24 +237,24 @@ def by_layer_tables(done: CorpusResult) -> list[Table]:
     return tables
 
 
-def _drawn_heads(setup: Setup) -> dict[int, int]:
-    rng = np.random.default_rng(setup.seed)
-    return {site.layer: int(rng.integers(1, site.heads + 1)) for site in setup.lens.anatomy.sites}
+def _drawn_heads(study: EncoderStudy) -> dict[int, int]:
+    rng = np.random.default_rng(study.seed)
+    return {site.layer: int(rng.integers(1, site.heads + 1)) for site in study.lens.anatomy.sites}
 
 
 # ---- figures ------------------------------------------------------------------------------------------------------
 
 
-def _pictures(setup: Setup, done: CorpusResult, line: str) -> tuple[Picture, ...]:
-    return (_by_layer(done, line), *_heat_maps(done, line), _scatter(done, line), _ranks(setup, done, line),
-            _singular(setup, line))  # fmt: skip
+def _pictures(study: EncoderStudy, done: CorpusResult, line: str) -> tuple[Picture, ...]:
+    return (_by_layer(done, line), *_heat_maps(done, line), _scatter(done, line), _ranks(study, done, line),
+            _singular(study, line))  # fmt: skip
 
 
 def _by_layer(done: CorpusResult, line: str) -> Picture:
     categories, layers = present(done, PAIR_CATEGORIES), layers_of(done)
 
     def curves(values: np.ndarray) -> tuple[Curve, ...]:
-        return tuple(Curve(category_look(name), row) for name, row in zip(categories, values, strict=True))
+        return tuple(Curve(category_style(name), row) for name, row in zip(categories, values, strict=True))
 
     means = {
         quantity: np.stack([by_head(done, quantity, name, over="sequences").mean(axis=1) for name in categories])
@@ -264,7 +284,7 @@ def _heat_maps(done: CorpusResult, line: str) -> list[Picture]:
     highs = {weight_bar: 1.0, norm_bar: round_up(max(float(norms.max()) for _, norms in found.values()))}
     pictures = []
     for name, (weights, norms) in found.items():
-        label = category_look(name).label
+        label = category_style(name).label
         tables = [HeadTable(f"{label}: weight", weight_bar, weights), HeadTable(f"{label}: norm", norm_bar, norms)]
         figure = plot_head_tables(tables, layers_of(done), highs=highs, provenance=line)
         caption = f"Mean weight on {label} and mean norm of the transformed vectors. Same scales for all categories."
@@ -284,9 +304,9 @@ def _scatter(done: CorpusResult, line: str) -> Picture:
         if not own.any():
             continue
         note = f"ρ = {rho_of(done, 'alpha', 'f_norm', name)[0]:+.2f} over all pairs".replace("-", "−")
-        look = category_look(name)
+        style = category_style(name)
         behind = (weights[~own], norms[~own])
-        clouds.append(Cloud(look.label, note, look, weights[own], norms[own], behind, "‖f(x)‖"))
+        clouds.append(Cloud(style.label, note, style, weights[own], norms[own], behind, "‖f(x)‖"))
     figure = plot_points(clouds, "α", lowest=1e-6, highest=1.0, provenance=line)
     caption = (
         f"A uniform sample of {len(points):,} of all (query, key, head, layer) pairs; the other categories in grey. "
@@ -295,37 +315,38 @@ def _scatter(done: CorpusResult, line: str) -> Picture:
     return Picture("figure-05", "Weight against ‖f(x)‖", "Figure 5", caption, figure)
 
 
-def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
-    covariate = RANK[setup.definition]
+def _ranks(study: EncoderStudy, done: CorpusResult, line: str) -> Picture:
+    covariate = RANK[study.definition]
     points = done.token_sample.dropna(subset=[covariate])
     rank = points[covariate].to_numpy()
     clouds, outside = [], {}
-    for quantity, name, colour in (("alpha", "α", "#0072b2"), ("f_norm", "‖f(x)‖", "#d55e00")):
+    for number, (quantity, name) in enumerate((("alpha", "α"), ("f_norm", "‖f(x)‖"))):
         note = f"ρ = {rho_of(done, quantity, covariate, 'all')[0]:+.2f}".replace("-", "−")
         values = points[quantity].to_numpy()
         top = round_up(float(np.quantile(values, 0.98)) * 1.2)  # a few special tokens would flatten all the others
         outside[name] = int((values > top).sum())
-        clouds.append(Cloud(name, note, Look(name, colour), rank, values, None, f"mean {name}", top))
+        clouds.append(Cloud(name, note, numbered_style(name, number), rank, values, None, f"mean {name}", top))
     figure = plot_points(
         clouds, "frequency rank (1: most frequent)", lowest=1.0, highest=float(rank.max()) * 1.1, shared=False,
         median=True, size=(2.6, 1.9), provenance=line,
     )  # fmt: skip
     caption = (
         f"Each point is a token of the corpus, averaged over heads and layers; the line runs through medians of equal "
-        f"numbers of tokens. Ranks from {setup.ranks_from}, definition “{setup.definition}”. Above the upper ends lie "
+        f"numbers of tokens. Ranks from {study.ranks_from}, definition “{study.definition}”. Above the upper ends lie "
         + " and ".join(f"{count:,} of {len(rank):,} points ({name})" for name, count in outside.items())
         + "."
     )
     return Picture("figure-06", "Frequency rank against weight and norm", "Figure 6", caption, figure)
 
 
-def _singular(setup: Setup, line: str) -> Picture:
-    values = setup.lens.singular_values()
-    heads = _drawn_heads(setup)
-    colours = colormaps["viridis"](np.linspace(0.0, 0.92, len(heads)))
+def _singular(study: EncoderStudy, line: str) -> Picture:
+    values = study.lens.singular_values()
+    heads = _drawn_heads(study)
     curves = tuple(
-        Curve(Look(f"layer {layer}", to_hex(colour)), values.sel(layer=layer, head=head).to_numpy())
-        for (layer, head), colour in zip(heads.items(), colours, strict=True)
+        Curve(style, values.sel(layer=layer, head=head).to_numpy())
+        for (layer, head), style in zip(
+            heads.items(), ordered_styles([f"layer {layer}" for layer in heads]), strict=True
+        )
     )
     places = [str(rank) for rank in values["rank"].to_numpy()]
     figure = plot_series(
@@ -336,26 +357,140 @@ def _singular(setup: Setup, line: str) -> Picture:
     return Picture("figure-09", "Singular values of f", "Figure 9", caption, figure)
 
 
+# ---- claims, as checks with stated rules ---------------------------------------------------------------------------
+
+
+def findings_of(study: EncoderStudy, tables: Mapping[str, Table]) -> tuple[Finding, ...]:
+    """Every claim, in the order of the paper."""
+    found = [_dispersion(tables["table-1"], tables["table-4"]), _stretch(tables["figure-09"])]
+    found += [_takes_less(tables["shares"], name) for name in ("sep", "cls", "comma_period")
+              if name in tables["shares"].rows]  # fmt: skip
+    found += [_cancels(tables["table-2"], name) for name in ("sep", "cls", "comma_period", "other")
+              if name in tables["table-2"].rows]  # fmt: skip
+    found += [_rank_norm(tables["section-4-3"], study), _rank_weight(tables["section-4-3"], study)]
+    return tuple(found)
+
+
+def _paper(table: str, row: str, column: str) -> str:
+    return published_text(NAME, table, row, column)
+
+
+def _dispersion(f: Table, x: Table) -> Finding:
+    cv, cv_x = f.value("average", "cv"), x.value("average", "cv")
+    return Finding(
+        "dispersion",
+        "The norm of the transformed vectors varies, so weights alone do not tell what is mixed.",
+        "Section 4.1, Table 1",
+        printed(cv, 2) >= SPREAD,
+        f"In an average head ‖f(x)‖ varies by {cv:.2f} of its mean (‖x‖ in an average layer: {cv_x:.2f}).",
+        f"holds if the mean CV of ‖f(x)‖ is at least {SPREAD}",
+        f"{_paper('dispersion_f', 'average', 'cv')} for ‖f(x)‖, {_paper('dispersion_x', 'average', 'cv')} for ‖x‖",
+        {"cv_f": cv, "cv_x": cv_x},
+    )
+
+
+def _stretch(table: Table) -> Finding:
+    least = table.value("all", "ratio")
+    return Finding(
+        "singular_values",
+        f"In every head f stretches one direction at least {STRETCH} times as much as another.",
+        "Appendix, Figure 9",
+        printed(least, 2) >= STRETCH,
+        f"In the head where they differ least, the largest singular value of f is {least:.2f} times the smallest.",
+        f"holds if largest / smallest is at least {STRETCH} in every head",
+        f"at least {STRETCH} in the heads shown",
+        {"smallest_ratio": least},
+        tends=printed(least, 2) > 1,
+    )
+
+
+def _takes_less(table: Table, name: str) -> Finding:
+    weight, contribution = table.value(name, "weight"), table.value(name, "contribution")
+    subject, takes, contributes, its = _SUBJECTS[name]
+    return Finding(
+        f"takes_less_{name}",
+        f"{subject} {contributes} less than {its} attention weight suggests.",
+        "Section 4.2, Figure 3",
+        printed(contribution, 3) < printed(weight, 3),
+        f"{subject} {takes} {weight:.3f} of the weight and {contribution:.3f} of the contribution.",
+        "holds if the share of ‖αf(x)‖ is below the share of α, averaged over layers",
+        "shown as curves, without a number",
+        {"weight": weight, "contribution": contribution},
+    )
+
+
+def _cancels(table: Table, name: str) -> Finding:
+    rho, label = table.value(name, "rho"), table.rows[name]
+    shown = printed(rho, 3)
+    if name == "other":
+        holds, rule = abs(shown) < CLEAR, f"holds if ρ lies between −{CLEAR} and {CLEAR}"
+        claim = "For all other tokens weight and norm are almost unrelated."
+    elif name == "sep":
+        holds, rule = shown <= -STRONG, f"holds if ρ is at most −{STRONG}"
+        claim = f"On {label} small norms cancel large weights: α and ‖f(x)‖ are strongly negatively correlated."
+    else:
+        holds, rule = shown <= -CLEAR, f"holds if ρ is at most −{CLEAR}"
+        claim = f"On {label} α and ‖f(x)‖ are negatively correlated."
+    return Finding(
+        f"rho_{name}",
+        claim,
+        "Section 4.2, Table 2",
+        holds,
+        f"ρ of α and ‖f(x)‖ on {label} is {formatted(rho, 3)}.",
+        rule,
+        _paper("rho_alpha_f", name, "rho"),
+        {"rho": rho},
+        tends=holds if name == "other" else shown < 0,
+    )
+
+
+def _rank_norm(table: Table, study: EncoderStudy) -> Finding:
+    rho = table.value("f_norm", study.definition)
+    return Finding(
+        "rank_norm",
+        "Frequent tokens have small ‖f(x)‖: the norm rises with the frequency rank.",
+        "Section 4.3, Figure 6",
+        printed(rho, 3) >= STRONG,
+        f"ρ of frequency rank and ‖f(x)‖ is {formatted(rho, 3)} (ranks from {study.ranks_from}).",
+        f"holds if ρ is at least {STRONG}",
+        _paper("rho_rank", "f_norm", "rho"),
+        {"rho": rho},
+        tends=printed(rho, 3) > 0,
+    )
+
+
+def _rank_weight(table: Table, study: EncoderStudy) -> Finding:
+    rho = table.value("alpha", study.definition)
+    return Finding(
+        "rank_weight",
+        "The attention weight itself hardly depends on frequency.",
+        "Section 4.3, Figure 6",
+        abs(printed(rho, 3)) < WEAK,
+        f"ρ of frequency rank and α is {formatted(rho, 3)} (ranks from {study.ranks_from}).",
+        f"holds if ρ lies between −{WEAK} and {WEAK}",
+        _paper("rho_rank", "alpha", "rho"),
+        {"rho": rho},
+    )
+
+
 # ---- words --------------------------------------------------------------------------------------------------------
 
 
-def _summary(tables: tuple[Table, ...]) -> str:
-    by_name = {table.name: table for table in tables}
-    taken = by_name["shares"]
+def _summary(taken: Table) -> str:
     parts = [
         f"{subject} {takes} {taken.value(name, 'weight'):.2f} of the weight and "
         f"{taken.value(name, 'contribution'):.2f} of the contribution"
-        for name, (subject, takes, _, _) in SUBJECTS.items()
+        for name, (subject, takes, _, _) in _SUBJECTS.items()
         if name in taken.rows
     ]
     return "; ".join(parts) + "."
 
 
-def _notes(setup: Setup) -> tuple[str, ...]:
+def _notes(study: EncoderStudy) -> tuple[str, ...]:
     return (
-        f"Frequency ranks come from {setup.ranks_from}. Definition “code” takes them as they are; definition “paper” "
+        f"Frequency ranks come from {study.ranks_from}. Definition “code” takes them as they are; definition “paper” "
         "leaves out special tokens and single characters and puts comma, period, [SEP] and [CLS] first. Both are "
-        f"computed; findings and Figure 6 use “{setup.definition}”.",
+        f"computed; findings and Figure 6 use “{study.definition}”.",
         "Figures 3, 4 and 10 to 12 aggregate as the authors’ code does: per sequence and head, α and ‖αf(x)‖ are "
         "summed over the keys of a category and averaged over the queries, ‖f(x)‖ is averaged over the category’s "
         "keys; then sequences are averaged, then (Figure 3) heads. A sequence without a category’s tokens gives 0 to "

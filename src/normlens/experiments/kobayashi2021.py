@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from normlens.corpus.plan import MIXING
-from normlens.corpus.result import CorpusResult
+from normlens.corpus.running.result import CorpusResult
 from normlens.errors import InputError
-from normlens.experiments.claims2021 import findings_of
-from normlens.experiments.outcome import Number, Outcome, Picture, Table
-from normlens.experiments.published import Shelf
-from normlens.experiments.reading import by_head, layers_of, present, rho_of, whole
-from normlens.experiments.setup import MASKED, RANK, Setup
-from normlens.measures import MAPS
+from normlens.experiments.encoder_study import (
+    MASKED,
+    RANK,
+    EncoderStudy,
+    by_head,
+    facts,
+    layers_of,
+    present,
+    ran_on,
+    rho_of,
+    source_line,
+    whole,
+)
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
+from normlens.experiments.published import PublishedNumbers, published_text
+from normlens.measures import MAPS, MEASURES, MIXING
 from normlens.plots import plot_maps
-from normlens.plots.categories import Look, category_look
-from normlens.plots.labels import label_of
+from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
 
@@ -27,46 +37,54 @@ KINDS = ("all", "mask", "cls", "sep", "normal")
 #: Figure 1 is drawn from this sentence, its third word masked.
 EXAMPLE = "The old {mask} stands on a hill above the harbour, and its light can be seen for miles."
 
-_METHOD_COLOURS = ("#56b4e9", "#e69f00", "#0072b2", "#d55e00", "#009e73")
+#: What the words of the claims are taken to mean.
+CLEAR = 0.3  # a rank correlation at least this far from 0
+HALF = 0.5
 
 
-def run(setup: Setup) -> Outcome:
+def run(study: EncoderStudy) -> Outcome:
     """One pass over the masked corpus for the ratios, one over the unmasked for frequency; the weights for rates."""
-    if getattr(setup.lens.tokenizer, "mask_token", None) is None:
+    if getattr(study.lens.tokenizer, "mask_token", None) is None:
         raise InputError(
             "the 2021 paper studies masked language models: this model's tokenizer has no mask token; use "
             "`normlens corpus` for its mixing ratios"
         )
-    masked = setup.run("masked", measures=(), mixing=None, mask=MASKED, ranked=False)
-    plain = setup.run("unmasked", measures=(), mixing=None, mask=0.0, ranked=True)
-    record = {**setup.record([masked, plain]), "masked_share": MASKED}
-    shelf = Shelf.of(NAME, setup, record)
-    tables = (mixing(masked, shelf), by_layer(masked, shelf), rho_rank(plain, shelf), expansion(setup, shelf))
+    masked = study.run("masked", measures=(), mixing=None, mask=MASKED, ranked=False)
+    plain = study.run("unmasked", measures=(), mixing=None, mask=0.0, ranked=True)
+    record = {**study.record([masked, plain]), "masked_share": MASKED}
+    published = PublishedNumbers.matching(NAME, study, record)
+    tables = (
+        mixing(masked, published),
+        by_layer(masked, published),
+        rho_rank(plain, published),
+        expansion(study, published),
+    )
     by_name = {table.name: table for table in tables}
-    line = f"{record['model']['name']} · {record['data']}, {record['sequences']} sequences · normlens"
-    line += f" {record['versions']['normlens']}"
+    line = source_line(record)
     return Outcome(
         NAME,
         "How much a block mixes: attention, residual connection and normalization together",
-        "kobayashi2021",
         record,
+        ran_on(record),
         _summary(by_name["mixing"]),
-        findings_of(setup, by_name, layers_of(masked)),
+        findings_of(study, by_name, layers_of(masked)),
         tables,
-        (_maps(setup, line), _curves(masked, line), _all_curves(masked, line), _ranks(setup, plain, line),
+        (_maps(study, line), _curves(masked, line), _all_curves(masked, line), _ranks(study, plain, line),
          _rates(by_name["expansion"], line)),
-        _notes(setup),
-        shelf.titles(),
+        facts(record),
+        _notes(study),
+        published.titles(),
+        published.own,
     )  # fmt: skip
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
-def mixing(done: CorpusResult, shelf: Shelf) -> Table:
+def mixing(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Mean, largest and smallest mixing ratio of each method over all tokens and layers, in per cent."""
     numbers = [
-        Number(name, s, 100 * whole(done, MIXING + name, "all", s), 1, shelf("mixing", name, s))
+        Number(name, s, 100 * whole(done, MIXING + name, "all", s), 1, published("mixing", name, s))
         for name in MAPS
         for s in ("mean", "max", "min")
     ]
@@ -75,21 +93,21 @@ def mixing(done: CorpusResult, shelf: Shelf) -> Table:
         "Mixing ratio, %",
         "mixing-ratio table",
         tuple(numbers),
-        {name: label_of(name).name for name in MAPS},
+        {name: MEASURES[name].title for name in MAPS},
         {"mean": "mean", "max": "max", "min": "min"},
         f"Over all tokens and layers; {MASKED:.0%} of the tokens are masked. 100: everything comes from other "
         "positions, 0: nothing does.",
     )
 
 
-def by_layer(done: CorpusResult, shelf: Shelf) -> Table:
+def by_layer(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Figure 3 in numbers."""
     numbers, rows = [], {}
     for kind in _kinds(done):
-        rows[kind] = category_look(kind).label
+        rows[kind] = category_style(kind).label
         curve = 100 * by_head(done, MIXING + "attnresln_n", kind)[:, 0]
         numbers += [
-            Number(kind, str(layer), float(value), 1, shelf("mixing_by_layer", kind, str(layer)))
+            Number(kind, str(layer), float(value), 1, published("mixing_by_layer", kind, str(layer)))
             for layer, value in zip(layers_of(done), curve, strict=True)
         ]
     columns = {str(layer): f"layer {layer}" for layer in layers_of(done)}
@@ -99,34 +117,34 @@ def by_layer(done: CorpusResult, shelf: Shelf) -> Table:
     )  # fmt: skip
 
 
-def rho_rank(done: CorpusResult, shelf: Shelf) -> Table:
+def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 3: Spearman's rho of a token's frequency rank and its mixing ratio, averaged over layers."""
     numbers = []
     for name in MAPS:
         for category in ("all", "normal"):
             rho, bound, _ = rho_of(done, MIXING + name, RANK["code"], category)
-            numbers.append(Number(name, category, rho, 2, shelf("rho_rank", name, category), bound))
+            numbers.append(Number(name, category, rho, 2, published("rho_rank", name, category), bound))
     return Table(
         "table-3",
         "Rank correlation of frequency rank and mixing ratio",
         "Table 3",
         tuple(numbers),
-        {name: label_of(name).name for name in MAPS},
+        {name: MEASURES[name].title for name in MAPS},
         {"all": "all tokens", "normal": "without [CLS] and [SEP]"},
         "Nothing is masked here. A negative ρ means that frequent tokens mix more.",
     )
 
 
-def expansion(setup: Setup, shelf: Shelf) -> Table:
+def expansion(study: EncoderStudy, published: PublishedNumbers) -> Table:
     """How much f stretches a vector, from the weights alone, by the authors' matrix and by the 2020 paper's."""
     numbers, rows = [], {}
     for variant in ("code", "paper"):
         try:
-            rates = setup.lens.expansion_rate(variant)
+            rates = study.lens.expansion_rate(variant)
         except InputError:  # the authors' matrix exists only where the heads together are as wide as the model
             continue
         # The published rates are those of the authors' matrix, and of no other.
-        known = shelf if variant == "code" else Shelf(NAME, None, None)
+        known = published if variant == "code" else PublishedNumbers(NAME)
         values = {
             f"layer {layer}": float(rate) for layer, rate in zip(rates["layer"].values, rates.values, strict=True)
         }
@@ -155,9 +173,9 @@ def _kinds(done: CorpusResult) -> tuple[str, ...]:
 # ---- figures ------------------------------------------------------------------------------------------------------
 
 
-def _maps(setup: Setup, line: str) -> Picture:
-    text = EXAMPLE.format(mask=setup.lens.tokenizer.mask_token)
-    analysis = setup.lens.analyze(text, measures=list(MAPS))
+def _maps(study: EncoderStudy, line: str) -> Picture:
+    text = EXAMPLE.format(mask=study.lens.tokenizer.mask_token)
+    analysis = study.lens.analyze(text, measures=list(MAPS))
     figure = plot_maps(analysis.sites["encoder"], list(MAPS), provenance=line.split(" · ")[0] + " · one sentence")
     caption = (
         f"“{text}” The diagonal is what a token keeps of itself: without residual connection and normalization (left) "
@@ -167,7 +185,7 @@ def _maps(setup: Setup, line: str) -> Picture:
 
 
 def _curve_set(done: CorpusResult, name: str) -> tuple[Curve, ...]:
-    return tuple(Curve(category_look(kind), by_head(done, MIXING + name, kind)[:, 0]) for kind in _kinds(done))
+    return tuple(Curve(category_style(kind), by_head(done, MIXING + name, kind)[:, 0]) for kind in _kinds(done))
 
 
 def _curves(done: CorpusResult, line: str) -> Picture:
@@ -178,26 +196,28 @@ def _curves(done: CorpusResult, line: str) -> Picture:
 
 
 def _all_curves(done: CorpusResult, line: str) -> Picture:
-    panels = [Curves(label_of(name).name, "mixing ratio", _curve_set(done, name)) for name in MAPS]
+    panels = [Curves(MEASURES[name].title, "mixing ratio", _curve_set(done, name)) for name in MAPS]
     figure = plot_series(panels, _places(done), "layer", shared=True, provenance=line)
     caption = "The same for all five methods, on one scale."
     return Picture("figure-03-methods", "Mixing ratio by layer, all methods", "Figure 3, extended", caption, figure)
 
 
-def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
+def _ranks(study: EncoderStudy, done: CorpusResult, line: str) -> Picture:
     covariate = RANK["code"]
     points = done.token_sample
     normal = ~points["category"].isin(["cls", "sep", "mask", "special"]).to_numpy()
     rank = points[covariate].to_numpy()
     clouds = []
-    for name, colour in zip(MAPS, _METHOD_COLOURS, strict=True):
+    for number, name in enumerate(MAPS):
         ratio = points[MIXING + name].to_numpy()
         both = [f"{rho_of(done, MIXING + name, covariate, c)[0]:+.2f}".replace("-", "−") for c in ("all", "normal")]
         note = f"ρ = {both[0]} (without special tokens {both[1]})"
-        label = label_of(name).name
+        label = MEASURES[name].title
         behind = (rank[~normal], ratio[~normal])
         clouds.append(
-            Cloud(label, note, Look(label, colour), rank[normal], ratio[normal], behind, "mixing ratio", top=1.0)
+            Cloud(
+                label, note, numbered_style(label, number), rank[normal], ratio[normal], behind, "mixing ratio", top=1.0
+            )
         )
     figure = plot_points(
         clouds, "frequency rank (1: most frequent)", lowest=1.0, highest=float(np.nanmax(rank)) * 1.1, median=True,
@@ -205,7 +225,7 @@ def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
     )  # fmt: skip
     caption = (
         "Each point is a token, its ratio averaged over the layers; [CLS] and [SEP] in grey; the line runs through "
-        f"medians of equal numbers of tokens. Ranks from {setup.ranks_from}."
+        f"medians of equal numbers of tokens. Ranks from {study.ranks_from}."
     )
     return Picture("figure-04", "Frequency rank against mixing ratio", "Figure 4", caption, figure)
 
@@ -213,10 +233,8 @@ def _ranks(setup: Setup, done: CorpusResult, line: str) -> Picture:
 def _rates(table: Table, line: str) -> Picture:
     layers = [row for row in table.rows if row.startswith("layer ")]
     curves = tuple(
-        Curve(
-            Look(title, colour, marker, dashed=marker == "x"), np.array([table.value(row, variant) for row in layers])
-        )
-        for (variant, title), colour, marker in zip(table.columns.items(), ("#0072b2", "#d55e00"), "ox", strict=False)
+        Curve(numbered_style(title, number), np.array([table.value(row, variant) for row in layers]))
+        for number, (variant, title) in enumerate(table.columns.items())
     )
     panel = Curves("all heads of a layer together", "expansion rate", curves, level=1.0)
     places = [row.removeprefix("layer ") for row in layers]
@@ -227,6 +245,201 @@ def _rates(table: Table, line: str) -> Picture:
 
 def _places(done: CorpusResult) -> list[str]:
     return [str(layer) for layer in layers_of(done)]
+
+
+# ---- claims, as checks with stated rules ---------------------------------------------------------------------------
+
+
+def findings_of(study: EncoderStudy, tables: Mapping[str, Table], layers: Sequence[int]) -> tuple[Finding, ...]:
+    """Every claim, in the order of the paper."""
+    mixing, curves = tables["mixing"], tables["figure-03"]
+    found = [_lowest(mixing), _residual(mixing), _normalization(mixing), _weights_mislead(mixing)]
+    found += [check(curves, layers) for name, check in (("mask", _mask), ("sep", _sep), ("cls", _cls))
+              if name in curves.rows]  # fmt: skip
+    found += [_frequency(tables["table-3"], name) for name in ("attnres_n", "attnresln_n")]
+    found += [_frequency_weights(tables["table-3"]), _shrinks(tables["expansion"], study)]
+    return tuple(found)
+
+
+def _paper(table: str, row: str, column: str) -> str:
+    return published_text(NAME, table, row, column)
+
+
+def _mean(table: Table, name: str) -> float:
+    """A method's mean ratio as it is printed: the claims are decided by it."""
+    return printed(table.value(name, "mean"), 1)
+
+
+def _lowest(table: Table) -> Finding:
+    means = {name: _mean(table, name) for name in MAPS}
+    lowest = min(means, key=lambda name: means[name])
+    return Finding(
+        "lowest",
+        "Of the five methods, the one for the whole block (ATTNRESLN-N) gives the lowest mean mixing ratio.",
+        "Section 4.1",
+        lowest == "attnresln_n",
+        "Mean mixing ratios: " + ", ".join(f"{table.rows[n]} {v:.1f} %" for n, v in means.items()) + ".",
+        "holds if ATTNRESLN-N has the smallest mean",
+        f"{_paper('mixing', 'attnresln_n', 'mean')} %",
+        means,
+    )
+
+
+def _residual(table: Table) -> Finding:
+    without, with_ = _mean(table, "attn_n"), _mean(table, "attnres_n")
+    return Finding(
+        "residual",
+        "The residual connection dominates: with it a token mostly keeps itself.",
+        "Section 4.1",
+        with_ < 100 * HALF and with_ < without,
+        f"The mean ratio falls from {without:.1f} % (ATTN-N) to {with_:.1f} % (ATTNRES-N).",
+        "holds if ATTNRES-N is below ATTN-N and below 50 %",
+        f"from {_paper('mixing', 'attn_n', 'mean')} % to {_paper('mixing', 'attnres_n', 'mean')} %",
+        {"attn_n": without, "attnres_n": with_},
+        tends=with_ < without,
+    )
+
+
+def _normalization(table: Table) -> Finding:
+    before, after = _mean(table, "attnres_n"), _mean(table, "attnresln_n")
+    return Finding(
+        "normalization",
+        "The normalization lowers the mixing further.",
+        "Section 4.1",
+        after < before,
+        f"The mean ratio goes from {before:.1f} % (ATTNRES-N) to {after:.1f} % (ATTNRESLN-N).",
+        "holds if ATTNRESLN-N is below ATTNRES-N",
+        f"from {_paper('mixing', 'attnres_n', 'mean')} % to {_paper('mixing', 'attnresln_n', 'mean')} %",
+        {"attnres_n": before, "attnresln_n": after},
+    )
+
+
+def _weights_mislead(table: Table) -> Finding:
+    weights, norms = _mean(table, "attnres_w"), _mean(table, "attnres_n")
+    return Finding(
+        "weights_mislead",
+        "Adding the residual to attention weights with equal shares overstates the mixing.",
+        "Section 4.1",
+        norms < weights,
+        f"ATTNRES-W says {weights:.1f} %, the vectors themselves (ATTNRES-N) {norms:.1f} %.",
+        "holds if ATTNRES-N is below ATTNRES-W",
+        f"{_paper('mixing', 'attnres_w', 'mean')} % and {_paper('mixing', 'attnres_n', 'mean')} %",
+        {"attnres_w": weights, "attnres_n": norms},
+    )
+
+
+def middle(layers: Sequence[int]) -> list[int]:
+    """The middle half of the layers, at least one: 4 to 9 of 12."""
+    count = len(layers)
+    start, end = count // 4, count - count // 4
+    return list(layers[start:end])
+
+
+def _level(curves: Table, kind: str, layers: Sequence[int]) -> float:
+    return printed(float(np.mean([curves.value(kind, str(layer)) for layer in layers])), 1)
+
+
+def _paper_level(kind: str, layers: Sequence[int]) -> str:
+    values = [float(_paper("mixing_by_layer", kind, str(layer))) for layer in layers]
+    return f"{np.mean(values):.0f} %"
+
+
+def _mask(curves: Table, layers: Sequence[int]) -> Finding:
+    chosen = middle(layers)
+    mask, normal = _level(curves, "mask", chosen), _level(curves, "normal", chosen)
+    twelve = middle(range(1, 13))
+    return Finding(
+        "mask",
+        "In the middle layers [MASK] draws more from other tokens than ordinary tokens do.",
+        "Section 4.2, Figure 3",
+        mask > normal,
+        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {mask:.1f} % for [MASK] and {normal:.1f} % for ordinary "
+        "tokens.",
+        "holds if the mean over the middle half of the layers is higher for [MASK]",
+        f"{_paper_level('mask', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
+        {"mask": mask, "normal": normal},
+    )
+
+
+def _sep(curves: Table, layers: Sequence[int]) -> Finding:
+    chosen = middle(layers)
+    sep, normal = _level(curves, "sep", chosen), _level(curves, "normal", chosen)
+    twelve = middle(range(1, 13))
+    return Finding(
+        "sep",
+        "In the middle layers [SEP] mostly keeps itself.",
+        "Section 4.2, Figure 3",
+        sep < HALF * normal,
+        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {sep:.1f} % for [SEP] and {normal:.1f} % for ordinary "
+        "tokens.",
+        "holds if the mean over the middle half of the layers is less than half that of ordinary tokens",
+        f"{_paper_level('sep', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
+        {"sep": sep, "normal": normal},
+        tends=sep < normal,
+    )
+
+
+def _cls(curves: Table, layers: Sequence[int]) -> Finding:
+    last = layers[-1]
+    cls, normal = _level(curves, "cls", [last]), _level(curves, "normal", [last])
+    return Finding(
+        "cls",
+        "In the last layer [CLS] gathers from the other tokens.",
+        "Section 4.2, Figure 3",
+        cls > normal,
+        f"In layer {last} the ratio is {cls:.1f} % for [CLS] and {normal:.1f} % for ordinary tokens.",
+        "holds if the ratio in the last layer is higher for [CLS]",
+        f"{_paper_level('cls', [12])} and {_paper_level('normal', [12])} in layer 12",
+        {"cls": cls, "normal": normal},
+    )
+
+
+def _frequency(table: Table, name: str) -> Finding:
+    rho, plain = table.value(name, "all"), table.value(name, "normal")
+    return Finding(
+        f"frequency_{name}",
+        f"Frequent tokens mix more, by {table.rows[name]}: the ratio falls with the frequency rank.",
+        "Section 4.3, Table 3",
+        printed(rho, 2) <= -CLEAR,
+        f"ρ of frequency rank and {table.rows[name]} ratio is {formatted(rho, 2)} "
+        f"({formatted(plain, 2)} without special tokens).",
+        f"holds if ρ over all tokens is at most −{CLEAR}",
+        f"{_paper('rho_rank', name, 'all')} ({_paper('rho_rank', name, 'normal')})",
+        {"rho": rho, "rho_normal": plain},
+        tends=printed(rho, 2) < 0,
+    )
+
+
+def _frequency_weights(table: Table) -> Finding:
+    weights, norms = table.value("attnres_w", "all"), table.value("attnres_n", "all")
+    return Finding(
+        "frequency_weights",
+        "Attention weights show less of this relation to frequency than the vectors do.",
+        "Section 4.3, Table 3",
+        abs(printed(weights, 2)) < abs(printed(norms, 2)),
+        f"ρ is {formatted(weights, 2)} for ATTNRES-W and {formatted(norms, 2)} for ATTNRES-N.",
+        "holds if |ρ| is smaller for ATTNRES-W",
+        f"{_paper('rho_rank', 'attnres_w', 'all')} and {_paper('rho_rank', 'attnres_n', 'all')}",
+        {"attnres_w": weights, "attnres_n": norms},
+    )
+
+
+def _shrinks(table: Table, study: EncoderStudy) -> Finding:
+    variant = study.definition if study.definition in table.columns else next(iter(table.columns))
+    mean, below = table.value("mean", variant), sum(
+        table.value(row, variant) < 1 for row in table.rows if row.startswith("layer ")
+    )  # fmt: skip
+    count = sum(row.startswith("layer ") for row in table.rows)
+    return Finding(
+        "shrinks",
+        "f shrinks what attention brings in, which is one reason why a token mostly keeps itself.",
+        "Section 4.4",
+        printed(mean, 3) < 1,
+        f"The expansion rate is {mean:.3f} on average (below 1 in {below} of {count} layers; {variant} variant).",
+        "holds if the mean rate is below 1",
+        f"{_paper('expansion', 'mean', 'rate')}",
+        {"mean": mean, "layers_below_one": float(below)},
+    )
 
 
 # ---- words --------------------------------------------------------------------------------------------------------
@@ -240,12 +453,12 @@ def _summary(table: Table) -> str:
     )
 
 
-def _notes(setup: Setup) -> tuple[str, ...]:
+def _notes(study: EncoderStudy) -> tuple[str, ...]:
     return (
         f"The mixing-ratio table and Figure 3 are on masked input: int({MASKED} n) of the n tokens of a sequence other "
         "than special ones, at least one, become [MASK]; which ones depends on the seed and the sequence.",
-        f"Frequency ranks come from {setup.ranks_from} and are taken as they are; the input is not masked, a token’s "
+        f"Frequency ranks come from {study.ranks_from} and are taken as they are; the input is not masked, a token’s "
         "ratio is averaged over the layers first.",
         "The expansion rate of the paper’s words and of the authors’ code use different matrices: the code multiplies "
-        f"b_O into the last column. The published rates are the code’s; the finding uses “{setup.definition}”.",
+        f"b_O into the last column. The published rates are the code’s; the finding uses “{study.definition}”.",
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from normlens.corpus.files import write_json, write_whole
 from normlens.experiments.published import Published
+from normlens.files import write_json, write_text
 from normlens.plots import save_figure
 
 RESULTS, REPORT = "results.json", "report.html"
@@ -61,6 +62,33 @@ def formatted(value: float, decimals: int) -> str:
         return "–"
     text = f"{value:,.{decimals}f}"
     return (text[1:] if float(text.replace(",", "")) == 0 and text.startswith("-") else text).replace("-", "−")
+
+
+def _hash_of(item: Mapping[str, str]) -> str:
+    """The start of the hash of what was read: whole files, or with a limit the sequences up to it."""
+    what = "sha256" if "sha256" in item else "sequences_sha256"
+    return f"{what.replace('_', ' ')} {item[what][:16]}"
+
+
+def facts_of(record: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, str]:
+    """How something was measured, for the end of a report: model and data, `more`, proof and versions."""
+    model = record["model"]
+    return {
+        "model": f"{model['name']} ({model['class']}, {model['dtype']}), weights {model['content']}",
+        "data": ", ".join(f"{Path(item['path']).name} ({_hash_of(item)}…)" for item in record["inputs"]),
+        **more,
+        "proof": f"the parts rebuild what the model computed; worst relative error {record['worst_proof']:.1e}",
+        "versions": ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
+    }
+
+
+def printed(value: float, decimals: int) -> float:
+    """The number that people read: a claim is decided by it, so that its verdict cannot contradict its sentence.
+
+    >>> printed(-0.4996, 3)
+    -0.5
+    """
+    return float(f"{value:.{decimals}f}")
 
 
 @dataclass(frozen=True)
@@ -120,9 +148,13 @@ class Picture:
     figure: Figure = field(repr=False)
 
 
+#: Whether a claim holds by its rule, points the paper's way without reaching it, or fails.
+Verdict = Literal["holds", "weaker", "fails"]
+
+
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper, evaluated on the model at hand."""
+    """A claim of the paper, evaluated on the model at hand, by the numbers as they are printed here."""
 
     name: str
     claim: str
@@ -132,34 +164,56 @@ class Finding:
     rule: str  # when the claim counts as holding
     paper: str  # what the paper found on its own model
     values: Mapping[str, float]
+    tends: bool | None = None  # whether the numbers point the paper's way at least; None: as `holds` says
+
+    @property
+    def verdict(self) -> Verdict:
+        """`holds`, `weaker` or `fails`."""
+        if self.holds:
+            return "holds"
+        return "weaker" if self.tends else "fails"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "name": self.name, "claim": self.claim, "place": self.place, "holds": self.holds, "rule": self.rule,
-            "measured": self.measured, "paper": self.paper, "values": dict(self.values),
+            "name": self.name, "claim": self.claim, "place": self.place, "holds": self.holds, "verdict": self.verdict,
+            "rule": self.rule, "measured": self.measured, "paper": self.paper, "values": dict(self.values),
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that one experiment found on one model and corpus."""
+    """Everything that one experiment found on one model and its text."""
 
     experiment: str
     title: str
-    paper: str  # key of the reference
     record: Mapping[str, Any]
+    ran_on: str  # the model and the text, in a sentence
     summary: str  # what it comes to, in a sentence or two
     findings: tuple[Finding, ...]
     tables: tuple[Table, ...]
     pictures: tuple[Picture, ...]
+    facts: Mapping[str, str]  # how it was measured
     notes: tuple[str, ...]
-    beside: tuple[str, ...]  # models and data that the published numbers on show belong to
+    beside: tuple[str, ...] = ()  # models and data that the published numbers on show belong to
+    papers_own: bool = False  # whether model and data are the paper's
 
     @property
     def model(self) -> str:
         """The model's name."""
         return str(self.record["model"]["name"])
+
+    @property
+    def findings_line(self) -> str:
+        """How many claims hold, in words."""
+        counts = Counter(finding.verdict for finding in self.findings)
+        weaker = f", {counts['weaker']} in a weaker form" if counts["weaker"] else ""
+        return f"{counts['holds']} of {len(self.findings)} claims hold{weaker}"
+
+    def verdict_of(self, finding: Finding) -> str:
+        """A verdict in words: a claim that fails on the paper's own model fails; on another, the model is another."""
+        fails = "not reproduced" if self.papers_own else "not in this model"
+        return {"holds": "holds", "weaker": "weaker here", "fails": fails}[finding.verdict]
 
     def table(self, name: str) -> Table:
         """A table by its name."""
@@ -171,6 +225,7 @@ class Outcome:
             "experiment": self.experiment,
             **dict(self.record),
             "published_for": list(self.beside),
+            "papers_own": self.papers_own,
             "summary": self.summary,
             "findings": [finding.to_dict() for finding in self.findings],
             "tables": {
@@ -189,31 +244,14 @@ class Outcome:
         from normlens.experiments.report import page
 
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        (folder / "tables").mkdir(parents=True, exist_ok=True)
         for picture in self.pictures:
             save_figure(picture.figure, folder / "figures" / picture.name)
         for table in self.tables:
             write_text(folder / "tables" / f"{table.name}.csv", table.frame().to_csv(index=False))
         write_json(folder / RESULTS, self.to_dict())
-        write_text(folder / REPORT, page(self, folder))
-        return folder / REPORT
-
-
-def write_text(path: Path, text: str) -> None:
-    """A whole file or none."""
-
-    def write(stream: IO[bytes]) -> None:
-        stream.write(text.encode())
-
-    write_whole(path, write)
+        return write_text(folder / REPORT, page(self, folder / "figures"))
 
 
 def read_results(folder: Path) -> dict[str, Any]:
     """The results that a run left in its folder."""
     return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
-
-
-def holding(findings: Sequence[Finding]) -> str:
-    """How many claims hold, in words."""
-    count = sum(finding.holds for finding in findings)
-    return f"{count} of {len(findings)} claims hold"

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normlens.experiments.setup import Setup
+    from normlens.experiments.encoder_study import EncoderStudy
 
 #: How many sequences the corpus of Clark et al. 2019 has.
 CLARK = 992
@@ -27,6 +27,7 @@ class Published:
     decimals: int
     source: str  # a key of the document's sources
     place: str
+    own: bool = True  # of the model and data at hand; else of the paper's, shown for its shape
 
     @property
     def short(self) -> str:
@@ -34,18 +35,22 @@ class Published:
         return str(document()["short"][self.source])
 
     def verdict(self, measured: float) -> str:
-        """`equal` to the printed digits, `close`, or `differs`."""
-        gap = abs(measured - self.value)
-        unit = 10.0**-self.decimals
-        if gap <= unit / 2 + 1e-9:
+        """`equal` to the printed digits, `close`, or `differs`; `another model` where the two cannot be compared."""
+        if not self.own:
+            return "another model"
+        if f"{measured:.{self.decimals}f}" == f"{self.value:.{self.decimals}f}":
             return "equal"
-        return "close" if gap <= max(CLOSE_UNITS * unit, CLOSE_SHARE * abs(self.value)) else "differs"
+        close = max(CLOSE_UNITS * 10.0**-self.decimals, CLOSE_SHARE * abs(self.value))
+        return "close" if abs(measured - self.value) <= close else "differs"
 
 
-class Shelf:
-    """The published numbers of one experiment that hold for one model and corpus; empty where they match no paper's."""
+class PublishedNumbers:
+    """The published numbers of one experiment that may stand beside those of one model on one corpus.
 
-    def __init__(self, experiment: str, model: str | None, data: str | None) -> None:
+    Without a model of the paper's there are none; without its data there are those that need no data.
+    """
+
+    def __init__(self, experiment: str, model: str | None = None, data: str | None = None, *, own: bool = True) -> None:
         self.model, self.data = model, data
         self._found: dict[tuple[str, str, str], list[Published]] = {}
         for block in document()["blocks"]:
@@ -54,8 +59,10 @@ class Shelf:
             for row, values in block["rows"].items():
                 for column, value in zip(block["columns"], values, strict=True):
                     if value is not None:
-                        number = Published(float(value), block["decimals"], block["source"], block["place"])
+                        number = Published(float(value), block["decimals"], block["source"], block["place"], own)
                         self._found.setdefault((block["table"], row, column), []).append(number)
+        #: Whether model and data are both the paper's, so that a claim that fails was not reproduced.
+        self.own = own and model is not None and data is not None
 
     def __call__(self, table: str, row: str, column: str) -> tuple[Published, ...]:
         """Every published value of a number; the paper and the authors' run may give different ones."""
@@ -65,13 +72,13 @@ class Shelf:
         return len(self._found)
 
     @classmethod
-    def of(cls, experiment: str, setup: Setup, record: Mapping[str, Any]) -> Shelf:
-        """The shelf for what was run."""
-        model = model_key(record["model"]["name"], shape_of(setup))
-        return cls(experiment, model, data_key(setup, record["sequences"]))
+    def matching(cls, experiment: str, study: EncoderStudy, record: Mapping[str, Any]) -> PublishedNumbers:
+        """The numbers that belong to what was run."""
+        model = model_key(record["model"]["name"], study.shape)
+        return cls(experiment, model, data_key(study, record["sequences"]))
 
     def titles(self) -> tuple[str, ...]:
-        """The models and data that the numbers on this shelf belong to, in words."""
+        """The models and data that these numbers belong to, in words."""
         if not self._found or self.model is None:
             return ()
         data = document()["data"][self.data or "weights"]
@@ -85,13 +92,18 @@ def document() -> Mapping[str, Any]:
     return dict(json.loads(text))
 
 
-def reference(experiment: str, table: str, row: str, column: str, model: str = "bert-base") -> str:
-    """What the paper printed for its own model, for a sentence: `−0.69`."""
-    data = "weights" if table == "expansion" else "clark2019"
-    numbers = Shelf(experiment, model, data)(table, row, column)
-    if not numbers:
-        raise KeyError(f"nothing is published for {experiment}, {table}, {row}, {column}")
-    return " or ".join(f"{n.value:.{n.decimals}f}".replace("-", "−") for n in numbers)
+def papers_model(experiment: str) -> str:
+    """The model on which the paper itself made the claims, in words."""
+    return str(document()["models"][document()["experiments"][experiment]["model"]]["title"])
+
+
+def published_text(experiment: str, table: str, row: str, column: str) -> str:
+    """What was printed for the paper's own model, for a sentence: `−0.69`."""
+    model = document()["experiments"][experiment]["model"]
+    for data in document()["data"]:
+        if numbers := PublishedNumbers(experiment, model, data)(table, row, column):
+            return " or ".join(f"{n.value:.{n.decimals}f}".replace("-", "−") for n in numbers)
+    raise KeyError(f"nothing is published for {experiment}, {table}, {row}, {column}")
 
 
 def model_key(name: str, shape: tuple[int, int, int]) -> str | None:
@@ -103,13 +115,7 @@ def model_key(name: str, shape: tuple[int, int, int]) -> str | None:
     return None
 
 
-def shape_of(setup: Setup) -> tuple[int, int, int]:
-    """Layers, heads and width of a model."""
-    sites = setup.lens.anatomy.sites
-    return len(sites), sites[0].heads, int(sites[0].projection.matrix().shape[1])
-
-
-def data_key(setup: Setup, sequences: int) -> str | None:
+def data_key(study: EncoderStudy, sequences: int) -> str | None:
     """The papers' own corpus: the whole pickle of Clark et al., uncut."""
-    whole = setup.from_pickle and sequences == CLARK and setup.max_length >= 128
+    whole = study.from_pickle and sequences == CLARK and study.max_length >= 128
     return "clark2019" if whole else None

@@ -1,14 +1,20 @@
-"""What arrives: labelled arrays, checked once and put in the order that the pictures use."""
+"""What arrives: labelled arrays, checked once, put in the order that the pictures use, and named as they name it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Literal
 
 import numpy as np
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.plots.text import printable
+from normlens.measures import MEASURES
+from normlens.plots.fonts import printable
+from normlens.text.tokens import is_byte_level, readable_tokens
+
+#: How what a position gives to itself is drawn: like the rest, in grey and outside the scale, or not at all.
+OwnPart = Literal["shown", "faded", "hidden"]
 
 #: Longer tokens are cut in a label: their position still tells them apart.
 LONGEST_LABEL = 16
@@ -40,10 +46,12 @@ def numbers(array: xr.DataArray) -> np.ndarray:
 
 def token_labels(array: xr.DataArray, axis: str) -> list[str]:
     """One drawable label per position of `query` or `key`: its token, or its position where tokens are not known."""
-    tokens = array.coords.get(f"{axis}_token")
-    if tokens is None:
+    coordinate = array.coords.get(f"{axis}_token")
+    if coordinate is None:
         return [str(position) for position in numbering(array, axis, first=0)]
-    return [printable(str(token), LONGEST_LABEL) for token in np.atleast_1d(tokens.values)]
+    tokens = [str(token) for token in np.atleast_1d(coordinate.values)]
+    # Bytes in a tokenizer's own alphabet say nothing to a reader; the marks of other tokenizers tell pieces apart.
+    return [printable(text, LONGEST_LABEL) for text in (readable_tokens(tokens) if is_byte_level(tokens) else tokens)]
 
 
 def numbering(array: xr.DataArray, axis: str, first: int = 1) -> list[int]:
@@ -62,6 +70,26 @@ def shares_of_rows(values: np.ndarray) -> np.ndarray:
     totals = np.nansum(values, axis=-1, keepdims=True)
     shares: np.ndarray = np.divide(values, totals, out=np.full_like(values, np.nan), where=totals > 0)
     return shares
+
+
+def without_own(values: np.ndarray, own: OwnPart, function: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """The map without what positions give to themselves, which is missing there, and that part alone.
+
+    Where the own part is drawn like the rest, the map stays as it is and there is nothing apart.
+    """
+    if own not in ("shown", "faded", "hidden"):
+        raise InputError(f'own is "shown", "faded" or "hidden"; {own!r} arrived.')
+    if own == "shown":
+        return values, None
+    if values.shape[-1] != values.shape[-2]:
+        raise InputError(
+            f"{function} tells an own part from the rest where queries and keys are the same tokens; {values.shape[-2]} "
+            f'queries and {values.shape[-1]} keys arrived. Draw cross-attention with own="shown".'
+        )
+    diagonal = np.eye(values.shape[-1], dtype=bool)
+    if diagonal.size == 1 or not np.isfinite(np.where(diagonal, np.nan, values)).any():
+        return values, None  # nothing but own parts: there is no rest to see
+    return np.where(diagonal, np.nan, values), np.where(diagonal, values, np.nan)
 
 
 def chosen_layers(available: list[int], layers: Iterable[int] | str | None, most: int) -> list[int]:
@@ -85,6 +113,33 @@ def chosen_layers(available: list[int], layers: Iterable[int] | str | None, most
             f"{', '.join(map(str, unknown)) or 'none'} arrived."
         )
     return wanted
+
+
+def title_of(measure: object) -> str:
+    """The papers' name of a measure; a name that is not in the table (an array of the caller's own) is its own."""
+    return MEASURES[str(measure)].title if str(measure) in MEASURES else str(measure or "value")
+
+
+def is_weight(measure: object) -> bool:
+    """Is the measure made of attention weights, which are shares, rather than of norms?"""
+    return str(measure) in MEASURES and MEASURES[str(measure)].weights
+
+
+def colour_bar_label(
+    measure: object, between: str, *, below_zero: bool, root: bool, row_shares: bool = False, cross: bool = False
+) -> str:
+    """What a colour bar measures: name, formula, and what was done to the values on the way to a colour.
+
+    >>> colour_bar_label("attn_n", ": ", below_zero=False, root=False, row_shares=True)
+    'ATTN-N: ‖Σ αf(x)‖ / row sum'
+    """
+    known = MEASURES.get(str(measure))
+    # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
+    difference = below_zero and known is not None and not known.weights
+    name = ("difference in " if difference else "") + title_of(measure) + (", root scale" if root else "")
+    equation = "" if known is None else (known.cross_equation if cross else None) or known.equation
+    formula = " / ".join(part for part in (equation, "row sum" if row_shares else "") if part)
+    return f"{name}{between}{formula}" if formula else name
 
 
 def _sizes(array: xr.DataArray) -> str:

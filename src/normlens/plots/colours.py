@@ -1,4 +1,8 @@
-"""Colour maps of equal perceived steps, and the scale that a map is drawn on."""
+"""The only home of colours: maps of equal perceived steps with their scales, and how a category or a series is drawn.
+
+Colours of categories are those of Okabe and Ito, which stay apart under every common kind of colour blindness; markers
+differ too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm, to_rgb
+from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm, to_hex, to_rgb
 
 from normlens.errors import InputError
 
@@ -19,6 +23,73 @@ MISSING = "#d8d2c8"
 # green; blue against orange is the pair that all common kinds of colour blindness keep apart.
 BLUE_RAMP = ("#ffffff", "#c9e3ee", "#6fb0d2", "#2a6fae", "#173c78", "#0a1638")
 ORANGE_RAMP = ("#ffffff", "#f9dcb8", "#eda55d", "#c4661f", "#7f3a11", "#3a1707")
+
+#: For lines that have an order, such as layers: lightness falls, and hues change enough to follow one line.
+ORDERED_RAMP = ("#e6b000", "#4aa564", "#0f7f95", "#0a4f8a", "#2a1650")
+
+#: Okabe and Ito's colours, by name; the yellow is darkened so that a thin line of it can be seen on white.
+BLUE, VERMILION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+YELLOW, ORANGE, SKY, GREY, BLACK = "#f0c000", "#e69f00", "#56b4e9", "#7a7a7a", "#1f1f1f"
+PALE = "#dcdcdc"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a category, a model or a measure is drawn, and what the legend calls it."""
+
+    label: str
+    colour: str
+    marker: str = "o"
+    dashed: bool = False
+
+
+CATEGORY_STYLES: dict[str, Style] = {
+    "cls": Style("[CLS]", BLUE, "o"),
+    "sep": Style("[SEP]", VERMILION, "s"),
+    "mask": Style("[MASK]", PURPLE, "D"),
+    "special": Style("other special tokens", YELLOW, "p"),
+    "comma_period": Style("comma and period", GREEN, "^"),
+    "other": Style("others", GREY, "v"),
+    "normal": Style("other tokens", GREY, "v"),
+    "all": Style("all tokens", BLACK, "x", dashed=True),
+}
+
+#: For things without a meaning of their own, such as models side by side.
+_NUMBERED = (
+    (BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (ORANGE, "v"), (SKY, "p"), (BLACK, "X"), (GREY, "*"),
+)  # fmt: skip
+
+
+def category_style(name: str) -> Style:
+    """The style of a category; one of the caller's own is grey."""
+    return CATEGORY_STYLES.get(name, Style(name, GREY, "v"))
+
+
+def category_styles(names: Sequence[str]) -> list[Style]:
+    """The styles of categories side by side: known ones as everywhere, each of the caller's own unlike any of them."""
+    known = {style.colour for style in CATEGORY_STYLES.values()}
+    spare = [(colour, marker) for colour, marker in _NUMBERED if colour not in known]
+    styles, own = [], 0
+    for name in names:
+        if name in CATEGORY_STYLES:
+            styles.append(CATEGORY_STYLES[name])
+        else:
+            colour, marker = spare[own % len(spare)]
+            styles.append(Style(name, colour, marker, dashed=own >= len(spare)))
+            own += 1
+    return styles
+
+
+def numbered_style(label: str, number: int) -> Style:
+    """The style of the n-th of several equals."""
+    colour, marker = _NUMBERED[number % len(_NUMBERED)]
+    return Style(label, colour, marker, dashed=number >= len(_NUMBERED))
+
+
+def ordered_styles(labels: Sequence[str]) -> list[Style]:
+    """Styles from light to dark for things that have an order, such as layers."""
+    ramp = _even_ramp(ORDERED_RAMP, max(2, len(labels)))
+    return [Style(label, to_hex(colour)) for label, colour in zip(labels, ramp, strict=False)]
 
 
 def _oklab(rgb: np.ndarray) -> np.ndarray:
@@ -60,17 +131,25 @@ def diverging() -> Colormap:
     return ListedColormap(np.concatenate(arms), name="normlens_difference").with_extremes(bad=MISSING)
 
 
+@cache
+def greys() -> Colormap:
+    """Pale to middle grey, never as light as paper nor as dark as ink; what is missing is not drawn at all."""
+    return ListedColormap(_even_ramp(("#f0f0f0", "#8c8c8c"), 256), name="normlens_own").with_extremes(bad=(0, 0, 0, 0))
+
+
 @dataclass(frozen=True)
 class Scale:
     """The values at the two ends of a colour bar; below zero only where the data are differences.
 
-    On a `root` scale a colour stands for the square root of the value: small values are told apart better.
+    On a `root` scale a colour stands for the square root of the value: small values are told apart better. A `neutral`
+    one is grey: for what stands apart from the others' scale.
     """
 
     low: float
     high: float
     clipped: bool = False
     root: bool = False
+    neutral: bool = False
 
     @property
     def norm(self) -> Normalize:
@@ -78,7 +157,7 @@ class Scale:
 
     @property
     def colormap(self) -> Colormap:
-        return diverging() if self.low < 0 else sequential()
+        return greys() if self.neutral else diverging() if self.low < 0 else sequential()
 
     def ticks(self, most: int) -> list[float]:
         """At most `most` ticks from end to end, zero among them, in the steps that are shortest to write."""

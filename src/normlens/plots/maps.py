@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,11 +12,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.plots.arrays import arranged, chosen_layers, numbering, numbers, shares_of_rows, token_labels
-from normlens.plots.colours import Scale, scale_of
-from normlens.plots.grid import Bar, Grid, Panel, own_bar, own_panel
-from normlens.plots.labels import LAYER_MAPS, described, label_of
-from normlens.plots.panels import draw_cells, label_size, label_tokens
+from normlens.measures import MAPS
+from normlens.plots.arrays import (
+    OwnPart,
+    arranged,
+    chosen_layers,
+    colour_bar_label,
+    is_weight,
+    numbering,
+    numbers,
+    shares_of_rows,
+    title_of,
+    token_labels,
+    without_own,
+)
+from normlens.plots.cells import draw_map, label_tokens, written_size
+from normlens.plots.colours import Scale, scale_of, short
+from normlens.plots.fonts import printable
+from normlens.plots.map_grid import Bar, Grid, Panel, own_bar, own_panel
 from normlens.plots.sheet import (
     BODY,
     HEADING,
@@ -31,7 +45,6 @@ from normlens.plots.sheet import (
     root_figure,
     width_of,
 )
-from normlens.plots.text import printable
 
 #: More rows than this do not fit a page; the rest are had with `layers=`.
 MOST_LAYERS = 6
@@ -47,6 +60,7 @@ def plot_maps(
     scale: Scaling = "measure",
     root: bool = False,
     row_shares: bool = False,
+    own: OwnPart = "shown",
     cross: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
@@ -61,12 +75,13 @@ def plot_maps(
     - `"panel"`: every map from 0 to its own largest value, which stands above it.
 
     `root=True` colours by the square root, so that small values show beside large ones. `row_shares=True` divides each
-    row by its sum: which part of all contributions to a query comes from each key. `cross=True` labels the maps of
-    cross-attention, which hold no residual.
+    row by its sum: which part of all contributions to a query comes from each key. `own` is how what a position gives to
+    itself is drawn: `"shown"` like the rest, `"faded"` in grey and outside the scale, or `"hidden"`, so that the rest can
+    be seen in a long text. `cross=True` labels the maps of cross-attention, which hold no residual.
     """
     if scale not in ("measure", "unit", "panel"):
         raise InputError(f'scale is "measure", "unit" or "panel"; {scale!r} arrived.')
-    present = [name for name in LAYER_MAPS if name in dataset]
+    present = [name for name in MAPS if name in dataset]
     names = present if measures is None else list(measures)
     unknown = [name for name in names if name not in dataset]
     if unknown or not names:
@@ -82,28 +97,36 @@ def plot_maps(
     available = numbering(some, "layer")
     drawn = chosen_layers(available, layers, MOST_LAYERS)
     values: dict[str, list[np.ndarray]] = {}
+    apart: dict[str, list[np.ndarray | None]] = {}
     for name, array in arrays.items():
         cells = numbers(array)
         cells = shares_of_rows(cells) if row_shares else cells
-        values[name] = [cells[available.index(layer)] for layer in drawn]
+        both = [without_own(cells[available.index(layer)], own, "plot_maps") for layer in drawn]
+        values[name], apart[name] = [rest for rest, _ in both], [mine for _, mine in both]
     scales = _scales(values, scale, root, row_shares)
     panels = [
         [
-            own_panel(cells, root=root) if scale == "panel" else Panel(cells, scales[name])
+            replace(
+                own_panel(values[name][row], root=root) if scale == "panel" else Panel(values[name][row], scales[name]),
+                own=apart[name][row],
+                faded=own == "faded",
+            )
             for name in names
-            for cells in [values[name][row]]
         ]
         for row in range(len(drawn))
     ]
     bars = []
     for column, name in enumerate(names):
-        words = described(name, "\n", below_zero=scales[name].low < 0, root=root, row_shares=row_shares, cross=cross)
+        words = colour_bar_label(
+            name, "\n", below_zero=scales[name].low < 0, root=root, row_shares=row_shares, cross=cross
+        )
+        words += _own_note(apart[name], own, "\n")
         bar_scale, ticks = own_bar(scales[name]) if scale == "panel" else (scales[name], 3)
         bars.append(Bar(column, column, bar_scale, words, ticks))
     grid = Grid(
         panels,
         rows=[f"layer {layer}" for layer in drawn],
-        columns=[label_of(name).name for name in names],
+        columns=[title_of(name) for name in names],
         bars=bars,
         queries=token_labels(some, "query"),
         keys=token_labels(some, "key"),
@@ -117,6 +140,7 @@ def plot_map(
     high: float | None = None,
     root: bool = False,
     row_shares: bool = False,
+    own: OwnPart = "shown",
     cross: bool = False,
     title: str | None = None,
     provenance: str | None = None,
@@ -127,7 +151,8 @@ def plot_map(
     The scale runs from 0 to the largest value, rounded up, or to `high` (to compare two figures); differences, which
     have values below 0, get a scale symmetric about 0. `root=True` colours by the square root, so that small values
     show beside large ones; `row_shares=True` divides each row by its sum. Without a `title`, the layer and head that
-    the array was taken from are written. `cross=True` labels a map of cross-attention, which holds no residual.
+    the array was taken from are written. `own` is how what a position gives to itself is drawn, as in `plot_maps`.
+    `cross=True` labels a map of cross-attention, which holds no residual.
 
     >>> import xarray as xr
     >>> tokens = {"query_token": ("query", ["a", "a"]), "key_token": ("key", ["a", "a"])}
@@ -136,11 +161,13 @@ def plot_map(
     ['a', 'a']
     """
     array = arranged(array, ("query", "key"), "plot_map")
-    values = shares_of_rows(numbers(array)) if row_shares else numbers(array)
+    whole = shares_of_rows(numbers(array)) if row_shares else numbers(array)
+    values, mine = without_own(whole, own, "plot_map")
     scale = scale_of([values], high, root)
     queries, keys = token_labels(array, "query"), token_labels(array, "key")
-    label = described(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares, cross=cross)
+    label = colour_bar_label(array.name, "   ", below_zero=scale.low < 0, root=root, row_shares=row_shares, cross=cross)
     title = _title(array) if title is None else printable(title)
+    title = " · ".join(part for part in (title, _own_note([mine], own)) if part)
     if ax is None:
         ax = _measured_axes(queries, keys, label, title, provenance)
     plain(ax)
@@ -150,7 +177,7 @@ def plot_map(
     wide, tall = box.width / figure.dpi, box.height / figure.dpi
     cell = min(wide / len(keys), tall / len(queries))
     # Square cells, whatever the shape of the caller's axes; the box shrinks around them.
-    draw_cells(ax, values, scale, cell * max(len(queries), len(keys)))
+    draw_map(ax, values, scale, cell * max(len(queries), len(keys)), mine, faded=own == "faded")
     ax.set_aspect("equal", adjustable="box", anchor="NW")
     every_key = label_tokens(ax, "x", keys, cell)
     every_query = label_tokens(ax, "y", queries, cell)
@@ -169,7 +196,7 @@ def plot_map(
 def _measured_axes(queries: Sequence[str], keys: Sequence[str], label: str, title: str, provenance: str | None) -> Axes:
     """Axes on a new figure that is just large enough for the map, its labels, its colour bar and the provenance."""
     cell = cell_inches(max(len(queries), len(keys)))
-    size = label_size(cell)
+    size = written_size(cell)
     wide, tall = cell * len(keys), cell * len(queries)
     left = MARGIN + 0.2 + width_of(queries, size) + 0.08
     right = 0.2 + 0.34 + 0.24
@@ -201,7 +228,7 @@ def _scales(values: dict[str, list[np.ndarray]], scale: Scaling, root: bool, row
     """One scale for each measure; measures of weights share one, and so does everything that is a share."""
     groups: dict[str, list[str]] = {}
     for name in values:
-        groups.setdefault("weights" if row_shares or label_of(name).weights else name, []).append(name)
+        groups.setdefault("weights" if row_shares or is_weight(name) else name, []).append(name)
     scales: dict[str, Scale] = {}
     for group, names in groups.items():
         unit = scale == "unit" and group == "weights"
@@ -214,6 +241,17 @@ def _title(array: xr.DataArray) -> str:
     """What was chosen on the way to this map, as far as its scalar coordinates say: `layer 5, head 2`."""
     chosen = [f"{axis} {int(array.coords[axis])}" for axis in ("layer", "head") if axis in array.coords]
     return ", ".join(chosen)
+
+
+def _own_note(apart: Sequence[np.ndarray | None], own: OwnPart, before: str = "") -> str:
+    """What became of the own part, where it stands apart from the scale."""
+    found = [part for part in apart if part is not None]
+    if not found:
+        return ""
+    top = max(float(np.nanmax(np.abs(part))) for part in found)
+    return before + (
+        f"own part in grey, to {short(top)}" if own == "faded" else f"own part not drawn (to {short(top)})"
+    )
 
 
 def _axis_name(name: str, step: int) -> str:

@@ -10,13 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.plots.arrays import arranged, numbering, numbers, token_labels
+from normlens.measures import MEASURES, MIXING
+from normlens.plots.arrays import arranged, is_weight, numbering, numbers, title_of, token_labels
+from normlens.plots.cells import draw_cells, label_tokens, written_size
 from normlens.plots.colours import Scale, scale_of
-from normlens.plots.labels import label_of
 from normlens.plots.maps import cell_inches
-from normlens.plots.panels import draw_cells, label_size, label_tokens
 from normlens.plots.sheet import (
     BODY,
+    GRID,
     HAIRLINE,
     HEADING,
     INK,
@@ -34,9 +35,6 @@ from normlens.plots.sheet import (
     width_of,
     write,
 )
-
-#: How an analysis names the ratio of a map: `mixing_attnresln_n`.
-MIXING = "mixing_"
 
 MEAN = 1.7  # the width of the panel of means, in inches: its formula fits below it
 GAP = 0.12
@@ -67,19 +65,19 @@ def plot_mixing(
             f"a mixing ratio lies between 0 and 1; {np.nanmax(np.abs(values)):.3g} arrived. Was it a map, not a ratio?"
         )
     layers, tokens = numbering(array, "layer"), token_labels(array, "query")
-    known = label_of(measure or str(array.name).removeprefix(MIXING))
+    mixed = measure or str(array.name).removeprefix(MIXING)
     if cross:
-        formula = "share of weight on the source" if known.weights else "‖source‖ / (‖source‖ + ‖residual‖)"
+        formula = "share of weight on the source" if is_weight(mixed) else "‖source‖ / (‖source‖ + ‖residual‖)"
     else:
-        formula = "share of weight on other tokens" if known.weights else "‖context‖ / (‖context‖ + ‖self‖)"
-    title = "mixing ratio" + (f", {known.name}" if known.formula else "")
+        formula = "share of weight on other tokens" if is_weight(mixed) else "‖context‖ / (‖context‖ + ‖self‖)"
+    title = "mixing ratio" + (f", {title_of(mixed)}" if mixed in MEASURES else "")
 
     cell = max(2.0 / len(tokens), cell_inches(len(tokens)))
     row = max(0.15, min(0.24, 6.0 / len(layers)))
     left = MARGIN + 0.2 + width_of(map(str, layers), BODY) + 0.08
     right = 0.36 + MARGIN
     top = MARGIN + 0.22
-    below = max(0.08 + width_of(tokens, label_size(cell)) + 0.22, 0.62) + MARGIN / 2
+    below = max(0.08 + width_of(tokens, written_size(cell)) + 0.22, 0.62) + MARGIN / 2
     if figure is None:
         wide, tall = cell * len(tokens), row * len(layers)
         width = left + wide + GAP + MEAN + right
@@ -117,7 +115,7 @@ def _draw_means(ax: Axes, values: np.ndarray, scale: Scale, every: int) -> None:
     ax.set_xlim(scale.low, scale.high)
     ax.set_ylim(len(values) - 0.5, -0.5)
     for tick in scale.ticks(6)[1:-1]:
-        ax.axvline(tick, color="#e4e4e4", linewidth=HAIRLINE, zorder=0)
+        ax.axvline(tick, color=GRID, linewidth=HAIRLINE, zorder=0)
     for row, line in enumerate(values):
         if not np.isfinite(line).any():
             continue

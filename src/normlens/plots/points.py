@@ -10,14 +10,14 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.plots.categories import Look
-from normlens.plots.colours import round_up, short
+from normlens.plots.colours import PALE, Style, round_up, short
 from normlens.plots.sheet import (
     HAIRLINE,
     HEADING,
     INK,
     MARGIN,
     NOTE,
+    QUIET,
     axes_at,
     draw_provenance,
     name_axis,
@@ -28,16 +28,14 @@ from normlens.plots.sheet import (
     write,
 )
 
-BEHIND = "#dcdcdc"
-
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points of one look, and the points that stand behind them in pale grey."""
+    """Points of one style, and the points that stand behind them in pale grey."""
 
     title: str
     note: str  # under the title, such as the correlation
-    look: Look
+    style: Style
     x: Float[np.ndarray, " point"]
     y: Float[np.ndarray, " point"]
     behind: tuple[Float[np.ndarray, " other"], Float[np.ndarray, " other"]] | None = None
@@ -55,12 +53,16 @@ def plot_points(
     median: bool = False,
     across: int = 4,
     size: tuple[float, float] = (1.75, 1.6),
+    top: float | None = None,
     provenance: str | None = None,
 ) -> Figure:
-    """Draw clouds over a logarithmic x axis; points left of `lowest` stand on the edge, and the axis says so."""
+    """Draw clouds over a logarithmic x axis; points left of `lowest` stand on the edge.
+
+    The y axis ends at `top`, a cloud's own, or where all but a thousandth of its points lie.
+    """
     if not clouds or not all(len(cloud.x) for cloud in clouds):
         raise InputError("a cloud needs at least one point: one of these has none")
-    tops = [cloud.top or round_up(float(np.quantile(cloud.y, 0.999))) for cloud in clouds]
+    tops = [cloud.top or top or round_up(float(np.quantile(cloud.y, 0.999))) for cloud in clouds]
     if shared:
         tops = [max(tops)] * len(tops)
     left = MARGIN + 0.24 + width_of([short(top) for top in tops] + ["0.25"], NOTE)
@@ -72,17 +74,17 @@ def plot_points(
     figure = new_figure(width, MARGIN + rows * pitch + provenance_height(provenance, width))
     for number, cloud in enumerate(clouds):
         row, column = divmod(number, across)
-        place, top = left + column * (size[0] + gap), MARGIN + row * pitch + head
-        ax = axes_at(figure, place, top, *size)
-        write(figure, place, top - 0.2, cloud.title, HEADING, va="bottom")
-        write(figure, place, top - 0.06, cloud.note, NOTE, va="bottom", colour="#444444")
+        place, upper = left + column * (size[0] + gap), MARGIN + row * pitch + head
+        ax = axes_at(figure, place, upper, *size)
+        write(figure, place, upper - 0.2, cloud.title, HEADING, va="bottom")
+        write(figure, place, upper - 0.06, cloud.note, NOTE, va="bottom", colour=QUIET)
         ax.set_xscale("log")
         ax.minorticks_off()
         if cloud.behind is not None:
-            ax.scatter(np.maximum(cloud.behind[0], lowest), cloud.behind[1], s=1.0, c=BEHIND, linewidths=0,
+            ax.scatter(np.maximum(cloud.behind[0], lowest), cloud.behind[1], s=1.0, c=PALE, linewidths=0,
                        rasterized=True)  # fmt: skip
         shade = float(np.clip(3000 / len(cloud.x), 0.12, 0.8))
-        ax.scatter(np.maximum(cloud.x, lowest), cloud.y, s=3.0, c=cloud.look.colour, alpha=shade, linewidths=0,
+        ax.scatter(np.maximum(cloud.x, lowest), cloud.y, s=3.0, c=cloud.style.colour, alpha=shade, linewidths=0,
                    rasterized=True)  # fmt: skip
         if median:
             ax.plot(*_median(cloud.x, cloud.y, lowest), color=INK, linewidth=1.2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from normlens.errors import InputError
-from normlens.plots.categories import Look
-from normlens.plots.colours import Scale, round_up, short
+from normlens.plots.colours import Scale, Style, round_up, short
 from normlens.plots.sheet import (
     BODY,
+    GRID,
     HAIRLINE,
     HEADING,
     INK,
@@ -35,7 +35,6 @@ from normlens.plots.sheet import (
     write,
 )
 
-GRID = "#e4e4e4"
 TITLE, BELOW, GAP = 0.24, 0.42, 0.34  # inches: above a panel, below it for ticks and name, between two
 LINE = 0.17  # inches per line of the legend
 
@@ -44,7 +43,7 @@ LINE = 0.17  # inches per line of the legend
 class Curve:
     """One line: a value for each place on the x axis (NaN: no point there)."""
 
-    look: Look
+    style: Style
     values: Float[np.ndarray, " place"]
 
 
@@ -58,6 +57,7 @@ class Curves:
     level: float | None = None  # a line to compare with, such as 1
     places: tuple[str, ...] | None = None  # its own x axis, where it differs from the other panels'
     x: str | None = None
+    ticks: Mapping[float, str] | None = None  # where on the x axis to write what, instead of places at even steps
 
     def along(self, places: Sequence[str]) -> Sequence[str]:
         """The places on this panel's x axis."""
@@ -74,9 +74,13 @@ def plot_series(
     size: tuple[float, float] = (2.5, 1.75),
     joined: bool = True,
     markers: bool = True,
+    steps: bool = False,
     provenance: str | None = None,
 ) -> Figure:
-    """Draw panels of curves over the same places; `shared` gives all panels one y scale, `joined=False` no lines."""
+    """Draw panels of curves over the same places; `shared` gives all panels one y scale.
+
+    `joined=False` draws points alone, `steps=True` a level stretch for each place, as in a histogram.
+    """
     if not panels or not all(len(c.values) == len(p.along(places)) for p in panels for c in p.curves):
         raise InputError("each curve needs one value per place on the x axis: some have more or fewer")
     tops = [_top(panel) for panel in panels]
@@ -87,8 +91,8 @@ def plot_series(
     gap = left + 0.1
     columns = min(across, len(panels))
     width = left + columns * size[0] + (columns - 1) * gap + MARGIN + 0.05
-    looks = list({curve.look.label: curve.look for panel in panels for curve in panel.curves}.values())
-    legend = _legend_rows(looks, width - 2 * MARGIN)
+    styles = list({curve.style.label: curve.style for panel in panels for curve in panel.curves}.values())
+    legend = _legend_rows(styles, width - 2 * MARGIN)
     pitch = TITLE + size[1] + BELOW
     height = MARGIN + len(rows) * pitch + len(legend) * LINE + 0.1 + provenance_height(provenance, width)
     figure = new_figure(width, height)
@@ -97,7 +101,7 @@ def plot_series(
             top = MARGIN + row * pitch + TITLE
             ax = axes_at(figure, left + column * (size[0] + gap), top, *size)
             write(figure, left + column * (size[0] + gap), top - 0.07, panels[number].title, HEADING, va="bottom")
-            _draw(ax, panels[number], scales[number], panels[number].along(places), joined, markers)
+            _draw(ax, panels[number], scales[number], panels[number].along(places), joined, markers, steps)
             name_axis(ax, "x", panels[number].x or x)
             name_axis(ax, "y", panels[number].y)
     _draw_legend(figure, legend, MARGIN + len(rows) * pitch + 0.1, joined, markers)
@@ -113,7 +117,9 @@ def _top(panel: Curves) -> float:
     return round_up(max(float(finite.max()), panel.level or 0.0))
 
 
-def _draw(ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], joined: bool, markers: bool) -> None:
+def _draw(
+    ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], joined: bool, markers: bool, steps: bool
+) -> None:
     along = np.arange(len(places))
     ticks = scale.ticks(6)
     for tick in ticks[1:]:
@@ -121,56 +127,62 @@ def _draw(ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], joined: 
     if panel.level is not None:
         ax.axhline(panel.level, color=QUIET, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
     for curve in panel.curves:
-        ax.plot(along, curve.values, zorder=3, **_style(curve.look, joined, markers))
+        ax.plot(
+            along,
+            curve.values,
+            zorder=3,
+            drawstyle="steps-mid" if steps else "default",
+            **_line(curve.style, joined, markers),
+        )
     step = max(1, math.ceil(len(places) / 13))
-    shown = [place for place in range(len(places)) if place % step == 0]
-    set_ticks(ax, "x", shown, [places[place] for place in shown], NOTE)
+    shown = panel.ticks or {place: places[place] for place in range(0, len(places), step)}
+    set_ticks(ax, "x", list(shown), list(shown.values()), NOTE)
     set_ticks(ax, "y", ticks, [short(tick) for tick in ticks], NOTE)
-    room = 0.35 if markers else 0.0
+    room = 0.35 if markers else 0.5 if steps else 0.0
     ax.set_xlim(-room, len(places) - 1 + room)
     ax.set_ylim(0.0, scale.high * 1.03)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
 
 
-def _style(look: Look, joined: bool, markers: bool) -> dict[str, Any]:
-    dashes = (0, (3, 1.5)) if look.dashed else "-"
+def _line(style: Style, joined: bool, markers: bool) -> dict[str, Any]:
+    dashes = (0, (3, 1.5)) if style.dashed else "-"
     return {
-        "color": look.colour,
-        "marker": look.marker if markers else "",
+        "color": style.colour,
+        "marker": style.marker if markers else "",
         "markersize": 3.6,
-        "markeredgewidth": 0.9 if look.marker in "x+" else 0.0,
+        "markeredgewidth": 0.9 if style.marker in "x+" else 0.0,
         "linestyle": dashes if joined else "none",
         "linewidth": 1.1,
         "clip_on": False,
     }
 
 
-def _legend_rows(looks: Sequence[Look], width: float) -> list[list[tuple[Look, float]]]:
+def _legend_rows(styles: Sequence[Style], width: float) -> list[list[tuple[Style, float]]]:
     """Entries with their widths, in lines that fit."""
-    lines: list[list[tuple[Look, float]]] = []
+    lines: list[list[tuple[Style, float]]] = []
     used = 0.0
-    for look in looks:
-        need = 0.34 + width_of([look.label], BODY) + 0.16
+    for style in styles:
+        need = 0.34 + width_of([style.label], BODY) + 0.16
         if not lines or used + need > width:
             lines.append([])
             used = 0.0
-        lines[-1].append((look, need))
+        lines[-1].append((style, need))
         used += need
     return lines
 
 
 def _draw_legend(
-    figure: Figure, lines: Sequence[Sequence[tuple[Look, float]]], top: float, joined: bool, markers: bool
+    figure: Figure, lines: Sequence[Sequence[tuple[Style, float]]], top: float, joined: bool, markers: bool
 ) -> None:
     across, down = figure.get_size_inches()
     for number, line in enumerate(lines):
         left = max(MARGIN, (across - sum(need for _, need in line)) / 2)
         y = 1 - (top + (number + 0.5) * LINE) / down
-        for look, need in line:
-            style = _style(look, joined, markers) | {"clip_on": True}
+        for style, need in line:
+            line_style = _line(style, joined, markers) | {"clip_on": True}
             ends = [left / across, (left + 0.14) / across, (left + 0.28) / across]
-            figure.add_artist(Line2D(ends, [y] * 3, **(style | {"marker": ""})))
-            figure.add_artist(Line2D(ends[1:2], [y], **style))
-            figure.text((left + 0.34) / across, y, look.label, va="center_baseline", **lettering(BODY, INK))
+            figure.add_artist(Line2D(ends, [y] * 3, **(line_style | {"marker": ""})))
+            figure.add_artist(Line2D(ends[1:2], [y], **line_style))
+            figure.text((left + 0.34) / across, y, style.label, va="center_baseline", **lettering(BODY, INK))
             left += need

@@ -1,15 +1,22 @@
-"""A figure as a sheet of paper: places in inches from its top left, restrained type, and the provenance line.
+"""A figure as a sheet of paper: places in inches from its top left, restrained type, the provenance line, the files.
 
 Every property that the caller's matplotlib settings could change is set here in so many words: a picture looks the same
-under any style sheet, and no setting has to be changed (and put back) while drawing.
+under any style sheet, and no setting has to be changed (and put back) while drawing. Saving needs a few of them, and
+puts them back.
 """
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
@@ -17,12 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 
+from normlens.errors import InputError
+from normlens.files import whole_file
 from normlens.plots.colours import Scale, short
-from normlens.plots.text import families, printable
+from normlens.plots.fonts import families, printable
 
 POINTS = 72.0  # per inch
 INK = "#1f1f1f"
 QUIET = "#6b6b6b"
+GRID = "#e4e4e4"
 HAIRLINE = 0.4
 
 #: Sizes of type, in points: headings, axis names and notes, and the provenance line.
@@ -30,6 +40,14 @@ HEADING, BODY, NOTE, FINE = 8.5, 7.5, 6.5, 5.0
 
 MARGIN = 0.08  # of white around everything, in inches
 PROVENANCE = "normlens-provenance"
+
+#: Dots per inch of a saved PNG, and of smoothed maps inside the SVG.
+RESOLUTION = 300
+
+# The salt makes the identifiers in an SVG repeatable; glyphs as paths look the same where the font is missing. Both can
+# only be set through matplotlib's settings, hence the lock: they are put back before anyone else saves here.
+_SAVING: Any = {"svg.hashsalt": "normlens", "svg.fonttype": "path", "svg.image_inline": True, "savefig.bbox": None}
+_saving_lock = Lock()
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -197,6 +215,41 @@ def root_figure(ax: Axes) -> Figure:
     root = ax.figure.figure
     assert isinstance(root, Figure), "an axes that is drawn on belongs to a figure"
     return root
+
+
+def save_figure(figure: Figure, path_without_suffix: str | os.PathLike[str]) -> list[Path]:
+    """Write `<path>.png` and `<path>.svg` and return both paths.
+
+    Both are drawn in memory first and take their places when complete, so a failure leaves neither half a file nor a
+    changed old one. The SVG carries no date; the provenance line is also in both files' metadata.
+    """
+    base = Path(path_without_suffix)
+    if not base.name:
+        raise InputError(
+            f"a figure needs a file name; {str(path_without_suffix)!r} arrived. Give a name without suffix."
+        )
+    # Not with_suffix: "bert.layer5" is a whole name, not one with the suffix ".layer5".
+    paths = {kind: base.with_name(f"{base.name}.{kind}") for kind in ("png", "svg")}
+    taken = next((path for path in paths.values() if path.is_dir()), None)
+    if taken is not None or not base.parent.is_dir():
+        what = f"{taken} is a folder itself" if taken else f"{base.parent} is none"
+        raise InputError(f"figures are written as files into a folder that exists; {what}. Choose another name.")
+    contents = {path: _drawn(figure, kind) for kind, path in paths.items()}
+    with ExitStack() as stack:
+        for path, content in contents.items():
+            stack.enter_context(whole_file(path)).write(content)
+    return list(contents)
+
+
+def _drawn(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    description = provenance_of(figure)
+    metadata: dict[str, str | None] = {"Description": description} if description else {}
+    if kind == "svg":
+        metadata["Date"] = None
+    with _saving_lock, matplotlib.rc_context(_SAVING):
+        figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor="white", edgecolor="none")
+    return buffer.getvalue()
 
 
 def _line(size: float) -> float:

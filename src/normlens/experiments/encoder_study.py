@@ -1,8 +1,8 @@
-"""What an experiment runs on: model, sequences, frequency ranks; and its passes over the corpus."""
+"""A study of one encoder on one corpus: its settings, its passes over the text, and the numbers that come out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 
-from normlens.corpus.api import corpus_statistics
-from normlens.corpus.categories import Categories
-from normlens.corpus.frequency import count_ranks, read_ranks
-from normlens.corpus.result import CorpusResult
-from normlens.corpus.run import Corpus, Log, Progress
-from normlens.corpus.sequences import Recipe
-from normlens.corpus.sources import format_of
+from normlens.corpus.reading.reader import COUNTED, Corpus
+from normlens.corpus.reading.records import format_of
+from normlens.corpus.running.result import CorpusResult
+from normlens.corpus.running.run import Progress, open_reader
 from normlens.errors import InputError
+from normlens.experiments.outcome import facts_of
 from normlens.lens import Lens
 
 #: Where the paper's words and the authors' code disagree.
@@ -30,6 +29,9 @@ LIMIT, LENGTH = 992, 128
 
 #: Headings between equals signs, as in WikiText, are no paragraphs.
 HEADINGS = r"^\s*=.*=\s*$"
+
+#: The papers' categories that both report, in their order.
+PAIR_CATEGORIES = ("cls", "sep", "comma_period", "other")
 
 #: The share of tokens that the 2021 paper masks.
 MASKED = 0.12
@@ -46,7 +48,7 @@ def sample_corpus() -> Path:
 
 
 @dataclass(frozen=True)
-class Setup:
+class EncoderStudy:
     """One model and one corpus, with everything that decides the numbers."""
 
     lens: Lens
@@ -95,21 +97,22 @@ class Setup:
         """Whether the data are in the format of Clark et al. 2019, tokenized already."""
         return all(format_of(path) == "pickle" for path in self.sources)
 
-    @cached_property
+    @property
     def _corpus(self) -> Corpus:
-        recipe = Recipe(pairs=self.pairs, max_length=self.max_length, seed=self.seed)
-        return Corpus(self.sources, recipe, skip=self.skip, limit=self.limit)
+        return Corpus(
+            self.sources,
+            pairs=self.pairs,
+            max_length=self.max_length,
+            seed=self.seed,
+            skip=self.skip,
+            limit=self.limit,
+        )
 
     @cached_property
     def ranks(self) -> dict[Definition, Float[np.ndarray, " vocabulary"]]:
         """Frequency rank of each token id by both definitions; NaN where a definition leaves a token out."""
-        tokenizer = self.lens.tokenizer
-        if self.frequency is not None:
-            plain = read_ranks(self.frequency, len(tokenizer))
-        else:
-            categories = Categories.of(tokenizer)
-            plain = count_ranks(self._corpus.items(tokenizer, categories, Log()), len(tokenizer))
-        return {"code": plain, "paper": paper_ranks(plain, tokenizer)}
+        plain = open_reader(self.lens, self._corpus).covariates({"rank": self.frequency or COUNTED})["rank"]
+        return {"code": plain, "paper": paper_ranks(plain, self.lens.tokenizer)}
 
     @property
     def ranks_from(self) -> str:
@@ -120,9 +123,8 @@ class Setup:
         self, name: str, *, measures: Sequence[str], mixing: Sequence[str] | None, mask: float, ranked: bool
     ) -> CorpusResult:
         """One pass over the corpus, kept in `passes/<name>`: the same pass is not run twice."""
-        report = self.progress
-        return corpus_statistics(
-            self.lens,
+        progress = self.progress
+        return self.lens.corpus(
             self.sources,
             self.out / "passes" / name,
             pairs=self.pairs,
@@ -140,7 +142,7 @@ class Setup:
             batch_size=self.batch_size,
             workers=self.workers,
             fresh=self.fresh,
-            progress=None if report is None else lambda step: report(name, step),
+            progress=None if progress is None else lambda step: progress(name, step),
         )
 
     def record(self, passes: Sequence[CorpusResult]) -> dict[str, Any]:
@@ -160,6 +162,35 @@ class Setup:
             "worst_proof": max(done.worst_proof for done in passes),
             "versions": passes[0].manifest["versions"],
         }
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, heads and width of the model."""
+        sites = self.lens.anatomy.sites
+        return len(sites), sites[0].heads, int(sites[0].projection.matrix().shape[1])
+
+
+def ran_on(record: Mapping[str, Any]) -> str:
+    """The model and the text, in a sentence for people."""
+    masked = f", {record['masked_share']:.0%} masked for the ratios" if "masked_share" in record else ""
+    return (
+        f"Model {record['model']['name']} on {record['data']}: {record['sequences']:,} sequences, "
+        f"{record['tokens']:,} tokens{masked}."
+    )
+
+
+def source_line(record: Mapping[str, Any]) -> str:
+    """The line under a figure: model, data and version."""
+    data = f"{record['data']}, {record['sequences']} sequences"
+    return f"{record['model']['name']} · {data} · normlens {record['versions']['normlens']}"
+
+
+def facts(record: Mapping[str, Any]) -> dict[str, str]:
+    """How it was measured, for the end of a report."""
+    length = f"{record['sequences']:,}, at most {record['max_length']} tokens"
+    pairs = ", pairs of consecutive paragraphs" if record["paragraph_pairs"] else ""
+    named = {"definition": "definition", "frequency ranks": "frequency_ranks", "seed": "seed"}
+    return facts_of(record, {"sequences": length + pairs, **{name: str(record[key]) for name, key in named.items()}})
 
 
 def paper_ranks(plain: Float[np.ndarray, " vocabulary"], tokenizer: Any) -> Float[np.ndarray, " vocabulary"]:
@@ -181,3 +212,52 @@ def paper_ranks(plain: Float[np.ndarray, " vocabulary"], tokenizer: Any) -> Floa
     sizes = np.bincount(place, minlength=len(distinct))
     ranks[kept] = (len(first) + 1 + np.cumsum(sizes) - sizes)[place]
     return ranks
+
+
+# ---- numbers out of a pass, in the shapes that the papers report ---------------------------------------------------
+
+
+def present(done: CorpusResult, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the categories that the corpus has tokens of."""
+    table = done.categories.set_index("category")["tokens"]
+    return tuple(name for name in wanted if table.get(name, 0) > 0)
+
+
+def layers_of(done: CorpusResult) -> list[int]:
+    """The layers that were measured."""
+    return sorted(int(layer) for layer in done.statistics["layer"].dropna().unique())
+
+
+def by_head(
+    done: CorpusResult, quantity: str, category: str, statistic: str = "mean", over: str = "values"
+) -> Float[np.ndarray, "layer head"]:
+    """A statistic for each layer and head (one column for a quantity without heads)."""
+    return done.grid(quantity, category, statistic, over).to_numpy(dtype=np.float64)
+
+
+def whole(done: CorpusResult, quantity: str, category: str, statistic: str) -> float:
+    """A statistic over all values of all layers."""
+    rows = done.statistics
+    found = rows[
+        rows["layer"].isna()
+        & (rows["quantity"] == quantity)
+        & (rows["category"] == category)
+        & (rows["statistic"] == statistic)
+    ]
+    return float(found["value"].iloc[0])
+
+
+def rho_of(done: CorpusResult, x: str, y: str, category: str) -> tuple[float, float, int]:
+    """Spearman's rho, a certain bound on its error, and how many pairs or tokens it is over."""
+    row: pd.Series = done.rho(x, y, category)
+    return float(row["value"]), float(row["bound"]), int(row["count"])
+
+
+def shares(done: CorpusResult, quantity: str, categories: tuple[str, ...]) -> Float[np.ndarray, "category layer"]:
+    """The share of each category in what a layer's queries receive, heads averaged as the authors do.
+
+    For `alpha` the categories add up to 1 by themselves; norms are divided by their sum.
+    """
+    means = np.stack([by_head(done, quantity, name, over="sequences").mean(axis=1) for name in categories])
+    received: Float[np.ndarray, "category layer"] = means / means.sum(axis=0)
+    return received

@@ -24,6 +24,11 @@ def label_size(cell: float, largest: float = 8.0) -> float:
     return min(largest, 0.82 * cell * POINTS)
 
 
+def written_size(cell: float, largest: float = 8.0) -> float:
+    """The type size in which `label_tokens` writes: what fits, or the smallest that is read, for some tokens only."""
+    return max(label_size(cell, largest), SMALLEST)
+
+
 def draw_cells(ax: Axes, values: np.ndarray, scale: Scale, side: float, extent: Sequence[float] | None = None) -> None:
     """Draw the cells of a `[row, column]` map that is `side` inches at its longer edge."""
     # Cells wider than two dots of a saved picture keep sharp edges; narrower ones are averaged, not dropped.
@@ -41,18 +46,43 @@ def draw_cells(ax: Axes, values: np.ndarray, scale: Scale, side: float, extent: 
     )
 
 
+def draw_map(
+    ax: Axes, values: np.ndarray, scale: Scale, side: float, own: np.ndarray | None = None, faded: bool = True
+) -> None:
+    """Draw a map from which the own part may be taken out; faded, it stands in grey where it was.
+
+    Where it is not drawn its cells are white, unlike those of missing values.
+    """
+    if own is None:
+        draw_cells(ax, values, scale, side)
+        return
+    draw_cells(ax, np.where(np.isfinite(own), 0.0, values), scale, side)
+    if faded:
+        top = float(np.nanmax(np.abs(own))) or 1.0
+        grey = Scale(0.0, top, neutral=True)
+        ax.imshow(
+            np.abs(own),
+            norm=grey.norm,
+            cmap=grey.colormap,
+            origin="upper",
+            aspect="auto",
+            interpolation="none",
+            resample=True,
+        )
+
+
 def label_tokens(ax: Axes, axis: str, labels: Sequence[str], cell: float, largest: float = 8.0) -> int:
     """Write a token at each position of the axis, so that equal tokens stay apart; return the step between labels.
 
     Where a cell is too small for the smallest readable type, only every second, third, ... token is written.
     """
-    size = label_size(cell, largest)
-    step = max(1, math.ceil(SMALLEST / size))
+    size = written_size(cell, largest)
+    step = max(1, math.ceil(SMALLEST / label_size(cell, largest)))
     places = range(0, len(labels), step)
     if axis == "x":
-        set_ticks(ax, "x", places, [labels[place] for place in places], max(size, SMALLEST), length=1.5, rotation=90)
+        set_ticks(ax, "x", places, [labels[place] for place in places], size, length=1.5, rotation=90)
     else:
-        set_ticks(ax, "y", places, [labels[place] for place in places], max(size, SMALLEST), length=1.5)
+        set_ticks(ax, "y", places, [labels[place] for place in places], size, length=1.5)
     return step
 
 

@@ -1,11 +1,13 @@
-"""From a map of scores to links: arg-max, mutual arg-max, thresholds, and the soft product of two directions.
+"""From maps of words to links: arg-max, mutual arg-max, thresholds, and the product of two directions' maps.
 
-A *map* belongs to one sentence pair and one direction. Its rows are the words that were force-decoded, its columns the
-words that were read, plus one last column for the read side's special tokens (EOS): the word that no word aligns to.
+A *word map* belongs to one sentence pair and one direction. Its rows are the words that were force-decoded, its columns
+the words that were read, plus one last column for the read side's special tokens (EOS): what no word aligns to.
 A row or column of zeros is a word without a subword; it keeps its place and gets no link.
 """
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -13,27 +15,32 @@ from jaxtyping import Float
 from normlens.alignment.links import Links
 from normlens.errors import InputError
 
-Map = Float[np.ndarray, "row column_and_null"]
+WordMap = Float[np.ndarray, "row column_and_null"]
 #: Scores of two directions in one: rows are target words, columns source words, and there is no null column.
-Joint = Float[np.ndarray, "target source"]
+JointMap = Float[np.ndarray, "target source"]
 
-EXTRACTIONS = ("argmax", "mutual", "share", "threshold")
+#: How the maps of two directions become one.
+Joining = Literal["product", "sum"]
+JOININGS: tuple[str, ...] = get_args(Joining)
+#: How links are taken from a map.
+Extraction = Literal["argmax", "mutual", "share", "threshold"]
+EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
 
 
-def shares(scores: Map) -> Map:
+def row_shares(scores: WordMap) -> WordMap:
     """Divide each row by its sum, the null column included; a row of zeros stays zero.
 
-    >>> shares(np.array([[1.0, 3.0], [0.0, 0.0]]))
+    >>> row_shares(np.array([[1.0, 3.0], [0.0, 0.0]]))
     array([[0.25, 0.75],
            [0.  , 0.  ]])
     """
     total = scores.sum(axis=-1, keepdims=True)
-    result: Map = np.zeros_like(scores, dtype=np.float64)
+    result: WordMap = np.zeros_like(scores, dtype=np.float64)
     np.divide(scores, total, out=result, where=total > 0)
     return result
 
 
-def combine(forward: Map, reverse: Map, how: str = "product") -> Joint:
+def join_directions(forward: WordMap, reverse: WordMap, how: Joining = "product") -> JointMap:
     """Multiply (or add) the row shares of the two directions' maps.
 
     `forward` has target words as rows (the model reads the source), `reverse` has source words as rows.
@@ -43,15 +50,15 @@ def combine(forward: Map, reverse: Map, how: str = "product") -> Joint:
             f"The two directions' maps must be of one sentence pair: {forward.shape[0]} x {forward.shape[1] - 1} words "
             f"in one, {reverse.shape[1] - 1} x {reverse.shape[0]} in the other."
         )
-    one: Joint = shares(forward)[:, :-1]
-    other: Joint = shares(reverse)[:, :-1].T
-    if how not in ("product", "sum"):
+    one: JointMap = row_shares(forward)[:, :-1]
+    other: JointMap = row_shares(reverse)[:, :-1].T
+    if how not in JOININGS:
         raise InputError(f"Two maps are combined by product or sum: {how!r} is neither.")
-    joint: Joint = one * other if how == "product" else one + other
+    joint: JointMap = one * other if how == "product" else one + other
     return joint
 
 
-def argmax_links(scores: Map) -> Links:
+def argmax_links(scores: WordMap) -> Links:
     """Link each row's word to its highest column; no link where that is the null column (ties: the first column).
 
     >>> sorted(argmax_links(np.array([[0.1, 0.8, 0.1], [0.2, 0.1, 0.7]])))
@@ -67,7 +74,7 @@ def argmax_links(scores: Map) -> Links:
     )
 
 
-def mutual_links(joint: Joint) -> Links:
+def mutual_links(joint: JointMap) -> Links:
     """Link a target and a source word where each is the other's arg-max."""
     if joint.size == 0:
         return frozenset()
@@ -79,49 +86,47 @@ def mutual_links(joint: Joint) -> Links:
     )
 
 
-def link_shares(joint: Joint) -> Joint:
+def cell_shares(joint: JointMap) -> JointMap:
     """`sqrt(p q)`: a cell's share `p` of its row and `q` of its column, as one number between 0 and 1."""
     down = joint.sum(axis=0, keepdims=True)
     across = joint.sum(axis=1, keepdims=True)
-    square: Joint = np.zeros_like(joint, dtype=np.float64)
+    square: JointMap = np.zeros_like(joint, dtype=np.float64)
     np.divide(joint**2, down * across, out=square, where=down * across > 0)
     np.sqrt(square, out=square)
     return square
 
 
-def share_links(joint: Joint, threshold: float = 0.5) -> Links:
+def share_links(joint: JointMap, threshold: float = 0.5) -> Links:
     """Link the cells with `sqrt(p q)` above the threshold; one word may so get several links, or none."""
-    return _above(link_shares(joint), threshold)
+    return _above(cell_shares(joint), threshold)
 
 
-def threshold_links(scores: Map, threshold: float) -> Links:
+def threshold_links(scores: WordMap, threshold: float) -> Links:
     """Link each row's word to every column that holds more than this share of the row."""
-    return _above(shares(scores)[:, :-1], threshold)
+    return _above(row_shares(scores)[:, :-1], threshold)
 
 
-def _above(values: Joint, threshold: float) -> Links:
+def _above(values: JointMap, threshold: float) -> Links:
     if not 0 <= threshold < 1:
         raise InputError(f"A threshold is a share, at least 0 and below 1: got {threshold}.")
     return frozenset((int(source), int(target)) for target, source in np.argwhere(values > threshold))
 
 
-def extract(scores: Map, how: str = "argmax", threshold: float = 0.5) -> Links:
+def extract_links(scores: WordMap, how: Extraction = "argmax", threshold: float = 0.5) -> Links:
     """Links of one direction's map as (column, row), by the extraction of that name."""
     if how == "argmax":
         return argmax_links(scores)
     if how == "threshold":
         return threshold_links(scores, threshold)
-    return extract_joint(shares(scores)[:, :-1], how, threshold)
+    return extract_joint_links(row_shares(scores)[:, :-1], how, threshold)
 
 
-def extract_joint(joint: Joint, how: str = "mutual", threshold: float = 0.5) -> Links:
+def extract_joint_links(joint: JointMap, how: Extraction = "mutual", threshold: float = 0.5) -> Links:
     """Links of a joint map, which has no null column and therefore no plain arg-max."""
     if how == "mutual":
         return mutual_links(joint)
     if how == "share":
         return share_links(joint, threshold)
     if how in EXTRACTIONS:
-        raise InputError(
-            f"Two multiplied maps have no null column, so links are extracted by mutual or share: got {how}."
-        )
+        raise InputError(f"Joined maps have no null column, so links are extracted by mutual or share: got {how}.")
     raise InputError(f"An extraction is one of {', '.join(EXTRACTIONS)}: {how!r} is none of them.")

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 import xarray as xr
 from matplotlib.figure import Figure
 
-from normlens.plots.arrays import chosen_layers, numbering
-from normlens.plots.files import save_figure
-from normlens.plots.heads import plot_heads
-from normlens.plots.labels import LAYER_MAPS
+from normlens.measures import HEAD_MAPS, MAPS, MIXING
+from normlens.plots.arrays import OwnPart, chosen_layers, numbering
+from normlens.plots.head_maps import plot_heads
 from normlens.plots.maps import plot_map, plot_maps
-from normlens.plots.mixing import MIXING, plot_mixing
+from normlens.plots.mixing import plot_mixing
+from normlens.plots.sheet import save_figure
 
 if TYPE_CHECKING:  # drawing needs no model library, and importing Analysis would bring one
     from normlens.analysis import Analysis
 
 #: More thumbnails than this are too small to look at; layers are then left out evenly.
 MOST_THUMBNAILS = 200
+
+#: Up to so many tokens the contributions of others are large enough to be told apart on a linear scale.
+FEW = 24
 
 
 def save_all(analysis: Analysis, folder: Path) -> list[Path]:
@@ -38,21 +41,25 @@ def pictures(dataset: xr.Dataset, provenance: str, *, cross: bool = False) -> It
 
     `maps` (all over the layers), `map_<measure>` (the last of them, mean over the layers), `heads_<measure>`, and
     `mixing_<measure>` for the first and the last map, both on a scale from 0 to 1: the two that the papers set against
-    each other.
+    each other. In self-attention the own part of maps is faded, so that the rest is seen; among more than `FEW` tokens
+    most contributions are small, and colours stand for square roots.
     """
-    maps = [name for name in LAYER_MAPS if name in dataset]
+    maps = [name for name in MAPS if name in dataset]
     if maps:
-        yield "maps", plot_maps(dataset, maps, cross=cross, provenance=provenance)
         array = dataset[maps[-1]]
+        own: OwnPart = "shown" if cross else "faded"
+        root = array.sizes["key"] > FEW and all(float(dataset[name].min()) >= 0 for name in maps)
+        yield "maps", plot_maps(dataset, maps, root=root, own=own, cross=cross, provenance=provenance)
         title = "mean over layers " + _span(numbering(array, "layer"))
-        yield f"map_{maps[-1]}", plot_map(array.mean("layer"), title=title, cross=cross, provenance=provenance)
-    for name in ("alpha", "af_norm"):
+        mean = array.mean("layer")
+        yield f"map_{maps[-1]}", plot_map(mean, title=title, root=root, own=own, cross=cross, provenance=provenance)
+    for name in HEAD_MAPS:
         if name in dataset:
             array = dataset[name]
             most = max(1, MOST_THUMBNAILS // array.sizes["head"])
             layers = chosen_layers(numbering(array, "layer"), None, most)
             yield f"heads_{name}", plot_heads(array.sel(layer=layers), provenance=provenance)
-    ratios = [MIXING + name for name in LAYER_MAPS if MIXING + name in dataset]
+    ratios = [MIXING + name for name in MAPS if MIXING + name in dataset]
     for name in dict.fromkeys([*ratios[:1], *ratios[-1:]]):
         yield name, plot_mixing(dataset[name], high=1.0, cross=cross, provenance=provenance)
 

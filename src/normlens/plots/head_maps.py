@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from normlens.errors import InputError
-from normlens.plots.arrays import arranged, numbering, numbers, token_labels
+from normlens.plots.arrays import arranged, colour_bar_label, numbering, numbers, token_labels
+from normlens.plots.cells import draw_cells
 from normlens.plots.colours import Scale, own_scale, scale_of
-from normlens.plots.grid import Bar, Grid, Panel, own_bar, own_panel
-from normlens.plots.labels import described
-from normlens.plots.panels import draw_cells
+from normlens.plots.map_grid import Bar, Grid, Panel, own_bar, own_panel
 from normlens.plots.sheet import (
     BODY,
     HAIRLINE,
@@ -64,7 +63,7 @@ def plot_heads(
     array = arranged(array, ("layer", "head", "query", "key"), "plot_heads")
     values = numbers(array)
     shared = scale_of([values], high, root)
-    label = described(array.name, "   ", below_zero=shared.low < 0, root=root)
+    label = colour_bar_label(array.name, "   ", below_zero=shared.low < 0, root=root)
     bar_scale, ticks = own_bar(shared) if scale == "panel" else (shared, 6)
     if len(values) == 1:
         panels = [

@@ -17,15 +17,22 @@ A layer belongs to the reading in which it agrees more. `auto` takes all layers 
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from normlens.errors import InputError
+from normlens.files import write_json
 
-SETTINGS = ("awi", "awo")
+#: Alignment with the decoder's input, or with its output (2020, Section 5).
+Setting = Literal["awi", "awo"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Agreement:
         awi: Float[np.ndarray, "layer row column_and_null"],
         awo: Float[np.ndarray, "layer row column_and_null"],
     ) -> Agreement:
-        """Count one sentence pair from its maps in both readings (see `extract` for what a map is)."""
+        """Count one sentence pair from its maps in both readings (see `extraction` for what a map is)."""
         one, other = _choices(awi), _choices(awo)
         same = (one[:, None] == other[None]) & (one[:, None] >= 0)
         return cls(layers, same.sum(-1), (one >= 0).sum(-1), (other >= 0).sum(-1), 1, one.shape[-1])
@@ -79,7 +86,7 @@ class Agreement:
         np.divide(2.0 * self.shared, links, out=matrix, where=links > 0)
         return matrix
 
-    def scores(self, setting: str) -> dict[int, float]:
+    def scores(self, setting: Setting) -> dict[int, float]:
         """Each layer's agreement in that reading."""
         if setting not in SETTINGS:
             raise InputError(f"A setting is one of {', '.join(SETTINGS)}: {setting!r} is neither.")
@@ -89,12 +96,12 @@ class Agreement:
         best = matrix.max(axis=1 if setting == "awi" else 0)
         return {layer: float(value) for layer, value in zip(self.layers, best, strict=True)}
 
-    def best(self, setting: str) -> int:
+    def best(self, setting: Setting) -> int:
         """The layer that agrees most in that reading; the lower one where two agree as much."""
         scores = self.scores(setting)
         return max(scores, key=lambda layer: (scores[layer], -layer))
 
-    def auto(self, setting: str) -> tuple[int, ...]:
+    def auto(self, setting: Setting) -> tuple[int, ...]:
         """The layers that agree more in that reading than in the other; the best one if there is none."""
         mine = self.scores(setting)
         other = self.scores("awo" if setting == "awi" else "awi")
@@ -123,7 +130,15 @@ class Agreement:
             int(values["words"]),
         )
 
-    def table(self, setting: str) -> str:
+    def is_sound(self) -> bool:
+        """Whether the counts fit each other, as those of a damaged cache do not."""
+        count = len(self.layers)
+        if not count or self.shared.shape != (count, count) or self.pairs < 0 or self.words < 1:
+            return False
+        one_each = self.awi_links.shape == self.awo_links.shape == (count,)
+        return one_each and bool(min(self.shared.min(), self.awi_links.min(), self.awo_links.min()) >= 0)
+
+    def table(self, setting: Setting) -> str:
         """The scores as a table for people, chosen layers marked."""
         awi, awo, chosen = self.scores("awi"), self.scores("awo"), self.auto(setting)
         rows = ["layer  awi    awo"]
@@ -141,3 +156,28 @@ def _choices(
     best = maps.argmax(axis=-1)
     top = maps.max(axis=-1)
     return np.where((best < maps.shape[-1] - 1) & (top > 0), best, -1)
+
+
+# ---- remembered per model and measure -----------------------------------------------------------------------------
+
+
+def recall_agreement(key: str) -> Agreement | None:
+    """What was counted before; None where nothing was, or nothing readable."""
+    try:
+        found = Agreement.from_dict(json.loads(_cache_path(key).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return found if found.is_sound() else None
+
+
+def remember_agreement(key: str, agreement: Agreement) -> None:
+    """Keep the counts for later runs; a cache that cannot be written only costs time."""
+    with suppress(InputError):
+        write_json(_cache_path(key), agreement.to_dict())
+
+
+def _cache_path(key: str) -> Path:
+    """In `NORMLENS_CACHE`, or in `normlens` in the user's cache folder."""
+    given = os.environ.get("NORMLENS_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normlens"
+    return (Path(given) if given else base) / "layers" / f"{key}.json"

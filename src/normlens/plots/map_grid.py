@@ -9,16 +9,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.plots.colours import Scale, own_scale, short
-from normlens.plots.panels import (
+from normlens.plots.cells import (
     MOST_LISTED,
     SMALLEST,
     TokenList,
-    draw_cells,
+    draw_map,
     label_positions,
     label_size,
     label_tokens,
 )
+from normlens.plots.colours import Scale, own_scale, short
 from normlens.plots.sheet import (
     BODY,
     FINE,
@@ -49,6 +49,8 @@ class Panel:
     scale: Scale
     heading: str = ""
     note: str = ""
+    own: np.ndarray | None = None  # what positions give to themselves, where it is not part of the values
+    faded: bool = True  # whether it is drawn at all
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Grid:
                 left = plan.column(column) + (plan.slot_width - wide) / 2
                 upper = plan.row(row) + (plan.slot_height - tall) / 2
                 ax = axes_at(plan.figure, left, upper, wide, tall)
-                draw_cells(ax, panel.values, panel.scale, max(wide, tall))
+                draw_map(ax, panel.values, panel.scale, max(wide, tall), panel.own, panel.faded)
                 spare = max(0.0, _width_over(panel) - wide) / 2
                 write(plan.figure, left - spare, upper - 0.03, panel.heading, BODY, ha="left", va="bottom")
                 write(plan.figure, left + wide + spare, upper - 0.02, panel.note, FINE, **note)

@@ -1,0 +1,113 @@
+"""Sentence pairs as a translation model takes them: the source is read, the target force-decoded.
+
+The decoder's input is start, (language code,) y1 … yn. Read with its input (`awi`), the row of y_t is the step that
+takes y_t in; read with its output (`awo`), it is the step before, which puts y_t out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normlens.errors import InputError
+from normlens.text.encoding import longest_input, pad_rows, padding_id
+from normlens.text.segmentation import SegmentedText, Segmenter
+
+
+@dataclass(frozen=True)
+class PairFormat:
+    """How one model wants its pairs: which words, and what stands before the source."""
+
+    raw: bool = False
+    source_prefix: str = ""
+    source_language: str | None = None
+    target_language: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """One pair ready for the model: ids of both sides, and the positions of each word in them."""
+
+    source: SegmentedText
+    target: SegmentedText
+    source_ids: tuple[int, ...]
+    decoder_ids: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+    problem: str | None = None
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The model's inputs by name."""
+        return {"input_ids": self.source_ids, "decoder_input_ids": self.decoder_ids}
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longer side, which decides what a batch costs."""
+        return max(len(self.source_ids), len(self.decoder_ids))
+
+
+class PairEncoder:
+    """Turns lines of text into `EncodedPair`s and those into the model's inputs."""
+
+    def __init__(self, model: Any, tokenizer: Any, form: PairFormat) -> None:
+        if tokenizer is None:
+            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+        for attribute, value in (("src_lang", form.source_language), ("tgt_lang", form.target_language)):
+            if value is not None:
+                if not hasattr(tokenizer, attribute):
+                    raise InputError(
+                        f"This tokenizer knows no languages: leave out {value!r} (or use a source prefix)."
+                    )
+                setattr(tokenizer, attribute, value)
+        self.source = Segmenter(tokenizer, raw=form.raw)
+        self.target = Segmenter(tokenizer, target=True, raw=form.raw)
+        #: What stands before every source sentence, and before every target sentence in the decoder.
+        self.source_start = self.source.prefix + self.source.text_ids(form.source_prefix)
+        self.decoder_start: tuple[int, ...] = (_start_id(model.config, self.target), *self.target.prefix)
+        self._pad = padding_id(model, tokenizer)
+        self._limit = longest_input(model, tokenizer)
+
+    def __call__(self, source: str, target: str) -> EncodedPair:
+        """Prepare one pair; a pair that cannot be aligned says why in `problem` and is never shortened silently."""
+        source_words, target_words = self.source(source), self.target(target)
+        source_ids = self.source_start + source_words.ids + self.source.suffix
+        decoder_ids = self.decoder_start + target_words.ids
+        longest = max(len(source_ids), len(decoder_ids))
+        problem = None
+        if not source_words.words or not target_words.words:
+            problem = "an empty side"
+        elif not source_words.ids or not target_words.ids:
+            problem = "a side without subwords"
+        elif self._limit is not None and longest > self._limit:
+            problem = f"{longest} subwords, the model takes {self._limit}"
+        return EncodedPair(
+            source_words,
+            target_words,
+            source_ids,
+            decoder_ids,
+            _shifted(source_words.spans, len(self.source_start)),
+            _shifted(target_words.spans, len(self.decoder_start)),
+            problem,
+        )
+
+    def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
+        """The model's inputs for several pairs."""
+        return pad_rows([pair.inputs for pair in pairs], self._pad, device)
+
+
+def _start_id(config: Any, target: Segmenter) -> int:
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:  # mBART starts with the label that ends the sentence
+        start = target.suffix[-1] if target.suffix else getattr(config, "bos_token_id", None)
+    if start is None:
+        raise InputError("Force-decoding needs a start token: set decoder_start_token_id in the model's config.")
+    return int(start)
+
+
+def _shifted(spans: Sequence[Sequence[int]], by: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(place + by for place in span) for span in spans)
