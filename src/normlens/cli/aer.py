@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normlens.cli.terminal import note, print_json, show
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,8 +24,10 @@ def aer(
     source: Annotated[Path | None, typer.Option(help="Source sentences: every link is checked against them.")] = None,
     target: Annotated[Path | None, typer.Option(help="Target sentences: every link is checked against them.")] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst sentence pairs to list.")] = 0,
-    samples: Annotated[int, typer.Option(min=0, help="Bootstrap samples for the 95 % intervals; 0 for none.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 1,
+    samples: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Bootstrap samples for the 95 % intervals; 0 for none.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per hypothesis.")] = False,
 ) -> None:
     """Score word alignments: AER, precision, recall, link counts, confidence intervals.
@@ -38,10 +39,10 @@ def aer(
     from normlens.alignment.scoring import corpus_counts, score
 
     if (source is None) != (target is None):
-        raise InputError("Links are checked against both sides: give --source and --target together, or neither.")
+        raise InputError("links are checked against both sides: give --source and --target together, or neither")
     sizes = None
     if source is not None and target is not None:
-        from normlens.alignment.words import read_sentences
+        from normlens.alignment.parallel_files import read_sentences
 
         sizes = list(zip(*([len(words) for words in read_sentences(path)] for path in (source, target)), strict=False))
     truth = read_alignments(gold, one_based=gold_one_based, swap=gold_swap, sentences=len(sizes) if sizes else None)
@@ -55,19 +56,18 @@ def aer(
     scores: list[Score] = []
     for file in read:
         scores.append(score(file, truth, samples=samples, seed=seed, worst=worst))
-        turned = corpus_counts([line.swapped().possible for line in file.lines], truth.lines).aer
-        if turned < scores[-1].counts.aer - 0.2:
-            _note(f"{file.name} would have AER {100 * turned:.1f} read the other way round; is --swap right?")
+        other_way = corpus_counts([line.swapped().possible for line in file.lines], truth.lines).aer
+        if other_way < scores[-1].counts.aer - 0.2:
+            note(f"{file.name} would have AER {100 * other_way:.1f} read the other way round; is --swap right?")
         if file.never_zero and not file.one_based:
-            _note(f"{file.name} never touches word 0; does it count from 1 (--one-based)?")
+            note(f"{file.name} never touches word 0; does it count from 1 (--one-based)?")
     if truth.never_zero and not truth.one_based:
-        _note(f"{truth.name} never touches word 0; does it count from 1 (--gold-one-based)?")
+        note(f"{truth.name} never touches word 0; does it count from 1 (--gold-one-based)?")
     for result in scores:
-        print(json.dumps(result.to_dict()) if as_json else _text(result))
-
-
-def _note(text: str) -> None:
-    print(f"normlens: note: {text}", file=sys.stderr)
+        if as_json:
+            print_json(result.to_dict(), indent=None)
+        else:
+            show(_text(result))
 
 
 def _text(result: Score) -> str:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.common import open_lens, progress_bar
+from normlens.cli.options import OverwriteOption, open_lens
+from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
+from normlens.files import growing_file, refuse_existing, refuse_input
 
 if TYPE_CHECKING:
-    from normlens.alignment.aligner import AlignedPair
+    from normlens.alignment.aligner import AlignedPair, Aligner
+    from normlens.alignment.links import Links
+    from normlens.alignment.parallel_files import UnfinishedRun
+
+#: Pairs that are aligned together, and seconds after which finished ones are made durable.
+_WINDOW = 64
+_SAVE_EVERY = 5.0
 
 
 def align(
@@ -54,7 +64,7 @@ def align(
     raw: Annotated[
         bool, typer.Option("--raw", help="Words are the tokenizer's, not what stands between spaces.")
     ] = False,
-    source_prefix: Annotated[str, typer.Option(help="Text in front of every source sentence (>>fr<<).")] = "",
+    source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = "",
     reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
     source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
     target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
@@ -62,12 +72,13 @@ def align(
     talp: Annotated[
         bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")
     ] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Write each link's score behind it (0-0:0.9310).")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Write each link's score after it (0-0:0.9310).")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per pair: words, links from 0, scores.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file ends.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    overwrite: OverwriteOption = False,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
 ) -> None:
@@ -75,33 +86,31 @@ def align(
 
     A pair with an empty side, or one that is too long for the model, gets an empty line and is reported.
     """
+    if resume and out is None:
+        raise InputError("resuming needs the file to go on with: give --out with --resume")
+    if reverse_links is not None and symmetrize is None:
+        raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
+    for path in (source, target):
+        if not path.exists():
+            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
+
+    _check_output(out, [path for path in (source, target, reverse_links) if path is not None], resume, overwrite)
+
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.formats import read_alignments
-    from normlens.alignment.streams import check_same_run, finished_lines, read_parallel, record_path
-    from normlens.lens import Lens
-
-    if resume and out is None:
-        raise InputError("Resuming needs the file to go on with: give --out with --resume.")
-    if reverse_links is not None and symmetrize is None:
-        raise InputError("Links from a file are symmetrized with the model's: say how with --symmetrize.")
+    from normlens.alignment.parallel_files import UnfinishedRun, files_of_run, read_parallel
 
     first_pairs = _first_pairs(source, target)  # what is wrong with the text is said before a model is loaded
 
-    def lens(name: str) -> Lens:
-        loaded = open_lens(name)
-        if device is not None:
-            loaded.model.to(device)
-        return loaded
-
     aligner = Aligner(
-        lens(model),
-        None if reverse_model is None else lens(reverse_model),
-        setting=setting,
+        open_lens(model, device=device),
+        None if reverse_model is None else open_lens(reverse_model, device=device),
+        setting=setting,  # type: ignore[arg-type]  # the Aligner checks these names
         measure=measure,
-        layer=_layers(layer),
+        layer=_layers(layer),  # type: ignore[arg-type]
         head=head,
-        symmetrize=symmetrize,
-        extract=extract,
+        symmetrize=symmetrize,  # type: ignore[arg-type]
+        extract=extract,  # type: ignore[arg-type]
         threshold=threshold,
         raw=raw,
         batch_tokens=batch_tokens,
@@ -116,40 +125,79 @@ def align(
         others = [line.possible for line in read.lines]
 
     style = {"one_based": one_based, "talp": talp, "scores": scores, "json": as_json}
-    skip = 0
-    resumed = resume and out is not None and out.exists()
-    if resumed and out is not None:
-        aligner.layers = check_same_run(out, {**aligner.record(), "format": style})
-        skip = finished_lines(out)
-    elif first_pairs:
-        aligner.choose_layers(first_pairs)
+    inputs = {"source": source, "target": target, "reverse_links": reverse_links}
+    about = {
+        "format": style,
+        "inputs": {name: _input(path) for name, path in inputs.items() if path is not None},
+        "window": _WINDOW,
+    }
+    run: UnfinishedRun | None = None
+    if resume and out is not None and any(path.exists() for path in files_of_run(out)):
+        run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
+        if run.is_whole():
+            print(f"normlens: {out} is whole already", file=sys.stderr)
+            return
+        aligner.layers = dict(run.record["layers"])
+    else:
+        if first_pairs:
+            aligner.choose_layers(first_pairs)
+        if out is not None and not _is_stream(out):
+            run = UnfinishedRun(out, {**aligner.record(), **about})
     for name, agreement in aligner.agreements.items():
-        print(f"{name}:\n{agreement.table(setting)}", file=sys.stderr)
+        print(f"{name}:\n{agreement.table(aligner.choices.setting)}", file=sys.stderr)
 
-    def keep_record() -> None:
-        if out is not None:
-            record = {**aligner.record(), "format": style, "source": source.name, "target": target.name}
-            record_path(out).write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-    if not resumed:
-        keep_record()  # before the first line, so that a run can be resumed wherever it stops
     problems: Counter[str] = Counter()
     total = _count(source)
-    with _opened(out, skip) as file, progress_bar("aligning") as progress:
+    skip = run.lines if run is not None else 0
+    with _opened(run, out) as write, progress_bar("aligning") as progress:
         pairs = read_parallel(source, target, skip=skip)
-        links = aligner.align(pairs, reverse_links=None if others is None else others[skip:])
+        links = _in_windows(aligner, pairs, None if others is None else others[skip:])
         for number, pair in enumerate(links, start=skip + 1):
-            file.write(_line(pair, one_based, talp, scores, as_json) + "\n")
+            write(_line(pair, one_based, talp, scores, as_json))
             if pair.problem:
                 problems[pair.problem] += 1
                 print(f"normlens: line {number} has no links: {pair.problem}", file=sys.stderr)
             if total is not None:
                 progress(number, total)
-    if not resumed:
-        keep_record()  # a pipe's layers are known only now
+        if run is not None and not run.record["layers"]:
+            run.record = {**run.record, **aligner.record()}  # a pipe's layers are known only now
     if problems:
         print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
     print(aligner.signature(), file=sys.stderr)
+
+
+def _check_output(out: Path | None, inputs: list[Path], resume: bool, overwrite: bool) -> None:
+    """Refuse, before anything is opened for writing, an output that is an input or that nobody said to replace."""
+    from normlens.alignment.parallel_files import files_of_run
+
+    if out is None or _is_stream(out):
+        return
+    for path in files_of_run(out):
+        refuse_input(path, inputs)
+        if not resume and not overwrite:
+            refuse_existing(path, "pass --resume to go on with it, or --overwrite to replace it")
+
+
+def _is_stream(path: Path) -> bool:
+    """A pipe or a device, such as /dev/stdout: nothing is lost by writing to it."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _input(path: Path) -> dict[str, str | None]:
+    """What tells one input from another: its content, where it can be read twice."""
+    from normlens.seals import file_digest
+
+    return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
+
+
+def _in_windows(
+    aligner: Aligner, pairs: Iterator[tuple[str, str]], others: list[Links] | None
+) -> Iterator[AlignedPair]:
+    """Windows begin at the same lines whether a run was interrupted or not, so that the answer is the same."""
+    done = 0
+    while window := list(islice(pairs, _WINDOW)):
+        yield from aligner.align(window, reverse_links=None if others is None else others[done : done + len(window)])
+        done += len(window)
 
 
 def _layers(text: str) -> str | list[int]:
@@ -158,19 +206,14 @@ def _layers(text: str) -> str | list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"A layer is auto, best, or numbers from 1 parted by commas: got {text!r}.") from None
+        raise InputError(f"a layer is auto, best, or numbers from 1 separated by commas: got {text!r}") from None
 
 
 def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
     """The text on which layers are chosen: the beginning of the input, where it can be read twice."""
-    from itertools import islice
-
     from normlens.alignment.aligner import WINDOW
-    from normlens.alignment.streams import read_parallel
+    from normlens.alignment.parallel_files import read_parallel
 
-    for path in (source, target):
-        if not path.exists():
-            raise InputError(f"Sentences are read from files that exist: {path} does not.")
     if not (source.is_file() and target.is_file()):
         return []
     return list(islice(read_parallel(source, target), WINDOW))
@@ -187,16 +230,33 @@ def _line(pair: AlignedPair, one_based: bool, talp: bool, scores: bool, as_json:
 
 
 def _count(source: Path) -> int | None:
-    from normlens.alignment.words import read_lines
+    from normlens.alignment.parallel_files import read_lines
 
     return sum(1 for _ in read_lines(source)) if source.is_file() else None
 
 
 @contextmanager
-def _opened(out: Path | None, skip: int) -> Iterator[TextIO]:
-    if out is None:
-        yield sys.stdout
+def _opened(run: UnfinishedRun | None, out: Path | None) -> Iterator[Callable[[str], None]]:
+    """What takes the lines: standard output, a stream, or a file that becomes durable as time goes by."""
+    if run is not None:
+        with run.growing():
+            yield _timed(run)
+    elif out is not None:
+        with growing_file(out, 0) as file:
+            yield lambda line: file.write((line + "\n").encode("utf-8", errors="replace"))
+    else:
+        yield print
         sys.stdout.flush()
-        return
-    with out.open("a" if skip else "w", encoding="utf-8", newline="\n") as file:
-        yield file
+
+
+def _timed(run: UnfinishedRun) -> Callable[[str], None]:
+    saved = time.monotonic()
+
+    def write(line: str) -> None:
+        nonlocal saved
+        run.add(line)
+        if run.lines % _WINDOW == 0 and time.monotonic() - saved >= _SAVE_EVERY:
+            run.save()
+            saved = time.monotonic()
+
+    return write

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from normlens.cli.common import (
-    GgufOption,
-    JsonOption,
-    ModelOption,
-    open_lens,
-    print_json,
-    progress_bar,
-    writable_folder,
-)
-from normlens.errors import InputError
-from normlens.summary import draws_on, mixing_by_layer
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.terminal import console, print_json, progress_bar, show
+from normlens.files import refuse_existing, refuse_input, whole_files, writable_folder, write_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from normlens.analysis import Analysis, SiteAnalysis
+
+#: What `--out` holds beside the pictures: the tidy table, and the result for `normlens.open` and `normlens view`.
+_TABLE, _RESULT = "analysis.csv", "analysis.zarr"
+_REMEDY = "pass --overwrite to replace it"
 
 #: Queries shown in the table of contributors; the files hold all of them.
 _ROWS = 60
@@ -44,14 +41,12 @@ def analyze(
     generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the pictures, the table and the result.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a result that is already in --out.")] = False,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what each token of TEXT really draws on."""
     if out is not None:
-        writable_folder(out)
-        if (out / "analysis.zarr").exists() and not overwrite:
-            raise InputError(f"a result must not overwrite another: {out} holds one; pass --overwrite to replace it")
+        _check_folder(out, model, overwrite)
     lens = open_lens(model, gguf_file)
     with progress_bar("analysing") as progress:
         analysis = lens.analyze(
@@ -60,43 +55,55 @@ def analyze(
             target,
             measures=measure or None,
             layers=layer or None,
-            words=words,  # type: ignore[arg-type]
+            words=cast(Any, words),
             generate=generate,
             truncate=truncate,
             progress=progress,
         )
-    files = [] if out is None else write_files(analysis, out)
+    files = [] if out is None else write_files(analysis, out, overwrite=overwrite)
     if as_json:
         print_json(_document(analysis, files))
         return
     print_tables(analysis)
     for file in files:
-        Console().print(f"wrote {file}", highlight=False, soft_wrap=True)
+        show(f"wrote {file}")
+
+
+def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
+    """Refuse, before any work is done, a place where the results must not go."""
+    result = folder / _RESULT
+    refuse_input(folder, [Path(model)] if model else [])
+    if not overwrite or (result.exists() and not (result / "zarr.json").exists()):
+        refuse_existing(result, "pass --overwrite to replace a saved analysis")
+    if not overwrite:
+        refuse_existing(folder / _TABLE, _REMEDY)
+    writable_folder(folder)
 
 
 def print_tables(analysis: Analysis) -> None:
     """Mixing ratios by layer, what each token draws on, and where the numbers come from."""
-    console = Console()
+    screen = console()
     for kind in analysis.sites:
-        _print_site(console, analysis.site(kind), several=len(analysis.sites) > 1)
-    console.print(f"[dim]{analysis.provenance_line()}[/dim]", highlight=False)
+        _print_site(screen, analysis.site(kind), several=len(analysis.sites) > 1)
+    screen.print(analysis.provenance_line(), style="dim")
 
 
-def write_files(analysis: Analysis, folder: Path) -> list[Path]:
-    """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr)."""
-    from normlens.plots.figures import save_all
+def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) -> list[Path]:
+    """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr), all of them or none."""
+    from normlens.plots.analysis_figures import save_all
 
-    files = save_all(analysis, folder)
-    table = folder / "analysis.csv"
-    partial = table.with_suffix(".csv.partial")
-    analysis.to_frame().to_csv(partial, index=False)
-    partial.replace(table)
-    return [*files, table, analysis.save(folder / "analysis.zarr", overwrite=True)]
+    with whole_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
+        drawn = save_all(analysis, draft)
+        written = [*drawn, write_table(draft / _TABLE, analysis.to_frame()), analysis.save(draft / _RESULT)]
+        names = [path.relative_to(draft) for path in written]
+    return [folder / name for name in names]
 
 
-def _print_site(console: Console, site: SiteAnalysis, several: bool) -> None:
+def _print_site(screen: Console, site: SiteAnalysis, several: bool) -> None:
+    from rich.table import Table
+
     if several:
-        console.rule(f"{site.kind} sites")
+        screen.rule(f"{site.kind} sites")
     ratios = mixing_by_layer(site)
     if ratios:
         table = Table(
@@ -107,7 +114,7 @@ def _print_site(console: Console, site: SiteAnalysis, several: bool) -> None:
             table.add_column(name, justify="right")
         for i, layer in enumerate(site.dataset["layer"].values):
             table.add_row(str(layer), *(f"{100 * values[i]:.1f} %" for values in ratios.values()))
-        console.print(table)
+        screen.print(table)
     rows = draws_on(site)
     if rows:
         table = Table(
@@ -121,17 +128,55 @@ def _print_site(console: Console, site: SiteAnalysis, several: bool) -> None:
         for row in rows[:_ROWS]:
             others = ", ".join(f"{token} {100 * share:.1f} %" for token, share in row.others)
             own = () if site.kind == "cross" else (f"{100 * row.itself:.1f} %",)
-            table.add_row(_plain(row.token), *own, _plain(others))
-        console.print(table)
+            table.add_row(row.token, *own, others)
+        screen.print(table)
         if len(rows) > _ROWS:
-            console.print(f"… and {len(rows) - _ROWS} more tokens; --out writes all of them")
+            screen.print(f"… and {len(rows) - _ROWS} more tokens; --out writes all of them")
 
 
-def _plain(text: str) -> Any:
-    """Token text is data: square brackets in it are no markup."""
-    from rich.text import Text
+@dataclass(frozen=True)
+class DrawsOn:
+    """What one token draws on: its own share, and the tokens with the largest shares beside it."""
 
-    return Text(text)
+    token: str
+    measure: str
+    itself: float
+    others: tuple[tuple[str, float], ...]
+
+
+def mixing_by_layer(site: SiteAnalysis) -> dict[str, list[float]]:
+    """The mean mixing ratio of each layer, for every map that has one."""
+    from normlens.measures import MAPS, MIXING
+
+    return {
+        name: site.dataset[MIXING + name].mean("query").values.tolist()
+        for name in MAPS
+        if MIXING + name in site.dataset
+    }
+
+
+def draws_on(site: SiteAnalysis, most: int = 3) -> list[DrawsOn]:
+    """For each token the shares of its row, averaged over layers; the deepest map that was kept is used."""
+    import numpy as np
+
+    from normlens.measures import MAPS
+    from normlens.text.tokens import readable
+
+    kept = [name for name in reversed(MAPS) if name in site.dataset]
+    if not kept:
+        return []
+    name = "attnresln_n" if "attnresln_n" in kept else kept[0]
+    maps = site.dataset[name].transpose("layer", "query", "key").values.astype(float)
+    totals = maps.sum(-1, keepdims=True)
+    shares = np.divide(maps, totals, out=np.zeros_like(maps), where=totals > 0).mean(0)
+    keys = [readable(token) for token in site.key_tokens]
+    rows = []
+    for i, token in enumerate(site.query_tokens):
+        order = [j for j in np.argsort(-shares[i]).tolist() if site.kind == "cross" or j != i]
+        others = tuple((keys[j], float(shares[i, j])) for j in order[:most] if shares[i, j] > 0)
+        itself = 0.0 if site.kind == "cross" else float(shares[i, i])
+        rows.append(DrawsOn(readable(token), name, itself, others))
+    return rows
 
 
 def _document(analysis: Analysis, files: list[Path]) -> dict[str, Any]:

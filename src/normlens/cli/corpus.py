@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from normlens.cli.common import GgufOption, JsonOption, ModelOption, open_lens, print_json, writable_folder
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, open_lens
+from normlens.cli.terminal import console, print_json, progress_bars
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
-    from normlens.corpus.result import CorpusResult
-    from normlens.corpus.run import Progress as Step
+    from rich.console import Console
+
+    from normlens.corpus.running.result import CorpusResult
+    from normlens.corpus.running.run import Progress as Step
 
 
 def corpus(
@@ -62,17 +62,23 @@ def corpus(
     together: Annotated[
         bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping what --out holds.")] = False,
+    largest_record: Annotated[
+        int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
+    ] = 1 << 24,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping the run that --out holds.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files in --out that are not of a run that it holds.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Count, over a whole corpus, what its tokens really draw on."""
-    from normlens.corpus.api import corpus_statistics
+    from normlens.corpus.reading.sources import named_paths
+    from normlens.corpus.running.run_folder import RunFolder
 
-    writable_folder(out)
+    RunFolder(out).check(named_paths(source), overwrite=overwrite)  # before a model is loaded
     lens = open_lens(model, gguf_file)
     with _bar() as progress:
-        result = corpus_statistics(
-            lens,
+        result = lens.corpus(
             source,
             out,
             pairs=pairs,
@@ -100,12 +106,14 @@ def corpus(
             batch_size=batch_size,
             together=together,
             fresh=fresh,
+            overwrite=overwrite,
+            largest_record=largest_record,
             progress=progress,
         )
     if as_json:
         print_json({"folder": str(result.folder), **result.manifest})
     else:
-        _print(Console(), result)
+        _print(console(), result)
 
 
 def _rules(given: list[str] | None) -> dict[str, str] | None:
@@ -122,34 +130,31 @@ def _rules(given: list[str] | None) -> dict[str, str] | None:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Step], None]]:
-    console = Console(stderr=True)
-    rate = TextColumn("{task.fields[rate]}")
-    columns = (TextColumn("corpus"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("corpus", total=None, rate="")
+    with progress_bars() as move:
 
         def show(step: Step) -> None:
             speed = step.fresh / step.seconds if step.seconds else 0.0
-            bar.update(task, completed=step.sequences, total=step.total, rate=f"{speed:.1f} sequences/s")
+            move("corpus", step.sequences, step.total, f"{speed:.1f} sequences/s")
 
         yield show
 
 
-def _print(console: Console, result: CorpusResult) -> None:
+def _print(screen: Console, result: CorpusResult) -> None:
     counts: dict[str, Any] = result.manifest["counts"]
-    console.print(
+    screen.print(
         f"{counts['sequences']} sequences, {counts['tokens']} tokens, {counts['unreadable']} unreadable records; "
         f"worst proof error {result.worst_proof:.1e}",
-        highlight=False,
     )
     for flaw in counts["listed"][:5]:
-        console.print(f"  not used: {flaw['place']}: {flaw['reason']}", highlight=False, soft_wrap=True)
-    _print_means(console, result)
-    _print_rhos(console, result)
-    console.print(f"wrote {result.folder}", highlight=False, soft_wrap=True)
+        screen.print(f"  not used: {flaw['place']}: {flaw['reason']}", soft_wrap=True)
+    _print_means(screen, result)
+    _print_rhos(screen, result)
+    screen.print(f"wrote {result.folder}", soft_wrap=True)
 
 
-def _print_means(console: Console, result: CorpusResult) -> None:
+def _print_means(screen: Console, result: CorpusResult) -> None:
+    from rich.table import Table
+
     whole = result.statistics
     whole = whole[whole["layer"].isna() & (whole["statistic"] == "mean")]
     for site in whole["site"].unique():
@@ -165,19 +170,21 @@ def _print_means(console: Console, result: CorpusResult) -> None:
                 found = rows[(rows["quantity"] == quantity) & (rows["category"] == name)]
                 cells.append(f"{found['value'].iloc[0]:.3g}" if len(found) else "-")
             table.add_row(quantity, *cells)
-        console.print(table)
+        screen.print(table)
 
 
-def _print_rhos(console: Console, result: CorpusResult) -> None:
+def _print_rhos(screen: Console, result: CorpusResult) -> None:
     rows = result.correlations
     rows = rows[rows["method"] == "spearman"]
     if rows.empty:
         return
+    from rich.table import Table
+
     table = Table(title="Spearman's rho (± certain bound)", title_justify="left")
     for name in ("site", "quantities", "over", "category", "rho", "count"):
         table.add_column(name, justify="right" if name in ("rho", "count") else "left")
     for row in rows.to_dict("records"):
-        flag = " [bold](flagged: --exact)[/bold]" if row["flagged"] else ""
+        flag = " (flagged: --exact)" if row["flagged"] else ""
         value = f"{row['value']:+.3f} ± {row['bound']:.1g}{flag}"
         table.add_row(row["site"], f"{row['x']}, {row['y']}", row["over"], row["category"], value, f"{row['count']:,}")
-    console.print(table)
+    screen.print(table)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from normlens.cli.common import JsonOption, print_json, progress_bar
+from normlens.cli.options import JsonOption
+from normlens.cli.terminal import console, print_json, progress_bar
 from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.families.survey import FamilyReport
 
 
 def families(
@@ -34,13 +36,25 @@ def families(
     with progress_bar("families") as progress:
         reports = survey_all(names, workers=workers, progress=progress)
     if as_json:
-        print_json([report.as_dict() for report in reports])
+        print_json([report.to_dict() for report in reports])
         return
     if markdown:
         sys.stdout.write(as_markdown(reports))
         return
+    from rich.table import Table
+
     table = Table(title="Model families", title_justify="left")
-    for column in ("family", "status", "sites", "norm", "heads", "kv heads", "worst proof error", "notes or reason"):
+    for column in (
+        "family",
+        "status",
+        "sites",
+        "norm",
+        "heads",
+        "kv heads",
+        "worst proof error",
+        "explained",
+        "notes or reason",
+    ):
         table.add_column(column, overflow="fold")
     for report in reports:
         error = "" if report.proof is None else f"{report.proof:.1e}"
@@ -52,9 +66,21 @@ def families(
             report.heads,
             report.kv_heads,
             error,
-            report.reason or report.notes,
+            "refused" if report.explained_gap is None else f"complete, {report.explained_gap:.0e}",
+            _remarks(report),
         )
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     number = counts(reports)
-    console.print(f"{number['exact']} exact, {number['refused']} refused, of {len(reports)} families", highlight=False)
+    complete = sum(report.explained == "complete" for report in reports)
+    screen.print(
+        f"{number['exact']} exact, {number['refused']} refused, {complete} explained, of {len(reports)} families"
+    )
+
+
+def _remarks(report: FamilyReport) -> str:
+    """Notes or reasons; one reason for both is said once."""
+    found = [report.reason or report.notes]
+    if report.explained_reason and report.explained_reason != report.reason:
+        found.append(f"not explained: {report.explained_reason}")
+    return "; ".join(filter(None, found))

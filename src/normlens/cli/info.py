@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from normlens.cli.common import GgufOption, JsonOption, open_lens, print_json
+from normlens.cli.options import GgufOption, JsonOption, open_lens
+from normlens.cli.terminal import console, print_json
 
 _PLACEMENT = {
     "post": "after the residual sum (post-norm)",
-    "pre": "in front of attention (pre-norm)",
+    "pre": "before attention (pre-norm)",
     "branch": "on the attention branch, before the residual sum",
 }
 
@@ -52,8 +51,10 @@ def info(
     if as_json:
         print_json(document)
         return
-    console = Console()
-    console.print(
+    from rich.table import Table
+
+    screen = console()
+    screen.print(
         f"{document['class']} (family {document['family']}), {document['parameters']:,} parameters, {document['dtype']}"
     )
     table = Table(title="Attention sites", title_justify="left")
@@ -69,9 +70,9 @@ def info(
             "; ".join(sorted({_PLACEMENT[site.placement] for site in sites})),
             sites[0].projection.path,
         )
-    console.print(table)
-    console.print(f"Measures: {', '.join(MEASURES)}", highlight=False)
-    console.print("[dim]Read from one short forward pass; every analysis proves it again on its own text.[/dim]")
+    screen.print(table)
+    screen.print(f"Measures: {', '.join(MEASURES)}")
+    screen.print("Read from one short forward pass; every analysis proves it again on its own text.", style="dim")
 
 
 def _span(numbers: list[int]) -> str:

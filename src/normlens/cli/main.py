@@ -1,51 +1,114 @@
-"""The `normlens` command: a thin shell over the library, one module per command."""
+"""The `normlens` command: a thin shell over the library, one module per command.
+
+A command's module is imported when the command is asked for, and imports the library inside the function that runs it:
+help, version and usage errors never wait for torch.
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from normlens.errors import NormlensError
+from normlens.cli.failures import WRONG, exit_code
+from normlens.cli.terminal import show
 
-#: Each command is the function of its own name in `normlens.cli.<module>`; this is the only place that lists them.
+_AGAIN = "run the same command again to start over"
+_KEPT = "what is finished is kept, and the same command goes on from there"
+
+#: Each command is the function of its own name in the module of its own name; this is the only place that lists them.
+#: Beside it stands what to do after an interruption.
 COMMANDS = {
-    "analyze": "analyze",
-    "info": "info",
-    "families": "families",
-    "corpus": "corpus",
-    "reproduce": "reproduce",
-    "compare": "compare",
-    "view": "view",
-    "align": "align",
-    "aer": "aer",
+    "analyze": _AGAIN,
+    "explain": _AGAIN,
+    "info": _AGAIN,
+    "families": _AGAIN,
+    "corpus": _KEPT,
+    "reproduce": _KEPT,
+    "compare": _KEPT,
+    "view": _AGAIN,
+    "align": "what --out holds is kept, and the same command with --resume goes on from there",
+    "aer": _AGAIN,
 }
+
+
+def main() -> None:
+    """Run the command line, and exit with 0, or with what `normlens.cli.failures` makes of a failure."""
+    atexit.register(gc.freeze)  # the process ends: to search everything for garbage once more takes up to a second
+    arguments = sys.argv[1:]
+    name = next((argument for argument in arguments if argument in COMMANDS), "")
+    code = exit_code(lambda: _run(arguments or ["--help"]), COMMANDS.get(name, _AGAIN))
+    raise SystemExit(code if arguments else WRONG)
+
+
+def _run(arguments: list[str]) -> None:
+    command = typer.main.get_command(build())
+    with command.make_context("normlens", list(arguments)) as context:
+        command.invoke(context)
 
 
 def build() -> typer.Typer:
     """The command-line application, with every command of `COMMANDS` attached."""
     app = typer.Typer(
         name="normlens",
+        cls=_LazyGroup,
         help="How much does each input vector really contribute? Norm-based analysis of Transformers.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
-    app.callback()(lambda: None)
-    for name, module in COMMANDS.items():
-        app.command(name)(getattr(importlib.import_module(f"normlens.cli.{module}"), module))
+    app.callback()(_root)
     return app
 
 
-def main() -> None:
-    """Run the command; a user's mistake is one sentence on standard error and exit code 2."""
-    try:
-        build()()
-    except NormlensError as error:
-        print(f"normlens: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+def _print_version(asked: bool) -> None:
+    if asked:
+        from normlens.provenance import versions
+
+        show(", ".join(f"{package} {version}" for package, version in versions().items()))
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+class _LazyCommands(Mapping[str, Any]):
+    """The commands by name; a module is imported when its command is looked up."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        if name not in self._built:
+            single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            single.command(name)(getattr(importlib.import_module(f"normlens.cli.{name}"), name))
+            self._built[name] = typer.main.get_command(single)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _LazyGroup(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": None})
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # nothing is ever added to it
 
 
 if __name__ == "__main__":

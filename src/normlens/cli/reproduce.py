@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as Grid
 
-from normlens.cli.common import JsonOption, ModelOption, open_lens, print_json, progress_bar, writable_folder
+from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.terminal import console, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
+from normlens.files import refuse_existing, refuse_input, writable_folder
 
 if TYPE_CHECKING:
-    from normlens.corpus.run import Progress as Step
+    from rich.console import Console
+
+    from normlens.corpus.running.run import Progress as Step
     from normlens.experiments.outcome import Number, Outcome, Table
-    from normlens.experiments.registry import Experiment
 
 #: Tables with more numbers than this are in the report, not on the terminal.
 _MOST_CELLS = 40
@@ -41,13 +42,14 @@ def reproduce(
         str, typer.Option(help="Where the paper's words and the authors' code disagree: paper or code.")
     ] = "code",
     limit: Annotated[
-        int | None, typer.Option(help="At most so many sequences, 992 by default; translation: pairs, all by default.")
+        int | None,
+        typer.Option(min=1, help="At most so many sequences, 992 by default; translation: pairs, all by default."),
     ] = None,
-    max_length: Annotated[int, typer.Option(help="Tokens per sequence at most.")] = 128,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128,
     pairs: Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")] = True,
-    seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass; never changes the numbers.")] = 8,
-    workers: Annotated[int | None, typer.Option(help="Processes; without it, this one.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides masks and samples.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass; never changes the numbers.")] = 8,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, this one.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run the passes again, whatever --out holds.")] = False,
     source: Annotated[Path | None, typer.Option(help="Translation: source sentences, a line each.")] = None,
     target: Annotated[Path | None, typer.Option(help="Translation: target sentences.")] = None,
@@ -63,50 +65,89 @@ def reproduce(
     gradient: Annotated[
         list[str] | None, typer.Option(help="Translation: a gradient baseline, li or ding (repeat).")
     ] = None,
-    gradient_samples: Annotated[int, typer.Option(help="Noisy samples per gradient; above 1, SmoothGrad.")] = 1,
-    gradient_pairs: Annotated[int | None, typer.Option(help="Gradients on so many pairs only; they are slow.")] = None,
+    gradient_samples: Annotated[int, typer.Option(min=1, help="Noisy samples per gradient; above 1, SmoothGrad.")] = 1,
+    gradient_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Gradients on so many pairs only; they are slow.")
+    ] = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a paper's experiment and write a report: which findings hold, every table, every figure."""
-    from normlens.experiments.registry import experiment
+    from normlens.experiments import find_experiment
 
-    chosen = experiment(name)
-    folder = writable_folder(out if out is not None else Path("reproduce") / name)
+    chosen = find_experiment(name)
+    folder = out if out is not None else Path("reproduce") / name
+    others = _others(other or [], swapped=False) | _others(other_swapped or [], swapped=True)
+    given = (*(data or ()), frequency, source, target, gold, *(path for path, _ in others.values()))
+    check_report_folder(folder, name, [path for path in given if path is not None], overwrite)
     if chosen.kind == "translation":
-        files = {"model": model, "source": source, "target": target, "gold": gold}
-        rows = {
-            "others": _others(other or [], swapped=False) | _others(other_swapped or [], swapped=True),
-            "gradients": tuple(gradient or ()),
-            "gradient_samples": gradient_samples,
-            "gradient_pairs": gradient_pairs,
-            "limit": limit,
-        }
-        _translation(chosen, files, folder, {"gold_one_based": gold_one_based, "gold_swap": gold_swap, **rows}, as_json)
-        return
-    from normlens.experiments.setup import Setup
+        if model is None or source is None or target is None or gold is None:
+            needed = {"model": model, "source": source, "target": target, "gold": gold}
+            missing = ", ".join(f"--{option}" for option, value in needed.items() if value is None)
+            raise InputError(f"the translation experiment needs a model and gold alignments: give {missing}")
+        from normlens.experiments.translation_study import TranslationStudy
 
-    with pass_bars() as show:
-        setup = Setup(
-            open_lens(model),
-            folder,
-            tuple(data or ()),
-            frequency,
-            definition,  # type: ignore[arg-type]
-            992 if limit is None else limit,
-            max_length,
-            pairs,
-            seed=seed,
-            batch_size=batch_size,
-            workers=workers,
-            fresh=fresh,
-            progress=show,
-        )
-        outcome: Outcome = chosen.load().run(setup)
+        with progress_bar("pairs") as progress:
+            pairs_study = TranslationStudy(
+                open_lens(model),
+                source,
+                target,
+                gold,
+                gold_one_based=gold_one_based,
+                gold_swap=gold_swap,
+                others=others,
+                gradients=tuple(gradient or ()),
+                gradient_samples=gradient_samples,
+                gradient_pairs=gradient_pairs,
+                limit=limit,
+                progress=progress,
+            )
+            outcome: Outcome = chosen.load().run(pairs_study)
+    else:
+        from normlens.experiments.encoder_study import EncoderStudy
+
+        with pass_bars() as move:
+            study = EncoderStudy(
+                open_lens(model),
+                folder,
+                tuple(data or ()),
+                frequency,
+                definition,  # type: ignore[arg-type]
+                992 if limit is None else limit,
+                max_length,
+                pairs,
+                seed=seed,
+                batch_size=batch_size,
+                workers=workers,
+                fresh=fresh,
+                progress=move,
+            )
+            outcome = chosen.load().run(study)
     report = outcome.write(folder)
     if as_json:
         print_json(outcome.to_dict())
     else:
-        _print(Console(), outcome, report)
+        _print(console(), outcome, report)
+
+
+def check_report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwrite: bool) -> None:
+    """Refuse, before any work is done, a folder that holds something else; an experiment goes on in its own folder."""
+    from normlens.experiments.outcome import REPORT, RESULTS
+
+    inputs = list(inputs)
+    for path in (folder / REPORT, folder / RESULTS):
+        refuse_input(path, inputs)
+        if not overwrite and not _is_results(folder / RESULTS, experiment):
+            refuse_existing(path, "pass --overwrite to replace it")
+    writable_folder(folder)
+
+
+def _is_results(path: Path, experiment: str) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("experiment") == experiment
 
 
 def _others(given: list[str], *, swapped: bool) -> dict[str, tuple[Path, bool]]:
@@ -120,73 +161,49 @@ def _others(given: list[str], *, swapped: bool) -> dict[str, tuple[Path, bool]]:
     return found
 
 
-def _translation(
-    chosen: Experiment, files: dict[str, Any], folder: Path, options: dict[str, Any], as_json: bool
-) -> None:
-    missing = [f"--{name}" for name, value in files.items() if value is None]
-    if missing:
-        raise InputError(f"the translation experiment needs a model and gold alignments: give {', '.join(missing)}")
-    lens = open_lens(files.pop("model"))
-    with progress_bar("pairs") as progress:
-        report = chosen.load().run(model=lens, **files, **options, figures=folder, progress=progress)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print(report.text())
-        print(f"wrote {folder}")
-
-
 @contextmanager
 def pass_bars() -> Iterator[Callable[[str, Step], None]]:
-    """One bar per pass, on a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, step: Step) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(f"{name} input", total=step.total)
-            bar.update(tasks[name], completed=step.sequences, total=step.total)
-
-        yield show
+    """One bar for each pass."""
+    with progress_bars() as move:
+        yield lambda name, step: move(f"{name} input", step.sequences, step.total)
 
 
-def _print(console: Console, outcome: Outcome, report: Path) -> None:
-    from normlens.experiments.outcome import holding
+def _print(screen: Console, outcome: Outcome, report: Path) -> None:
+    from rich.table import Table as Grid
+    from rich.text import Text
 
-    record = outcome.record
-    console.print(
-        f"[bold]{outcome.experiment}[/bold]: {outcome.model} on {record['data']}, {record['sequences']} sequences, "
-        f"{record['tokens']} tokens; worst proof error {record['worst_proof']:.1e}",
-        highlight=False,
+    screen.print(
+        f"{outcome.experiment}: {outcome.ran_on} (worst proof error {outcome.record['worst_proof']:.1e})",
     )
-    console.print(outcome.summary, highlight=False, markup=False)
-    console.print(f"\n[bold]{holding(outcome.findings)}[/bold]", highlight=False)
+    screen.print(outcome.summary)
+    screen.print(f"\n{outcome.findings_line}", style="bold")
     for finding in outcome.findings:
-        mark = "[blue]holds        [/blue]" if finding.holds else "[yellow]does not hold[/yellow]"
+        colour = {"holds": "blue", "weaker": "yellow", "fails": "red"}[finding.verdict]
+        mark = Text(f"{outcome.verdict_of(finding):<17}", colour)
         grid = Grid.grid(padding=(0, 2))
-        grid.add_row(mark, _plain(f"{finding.claim} {finding.measured}"))
-        console.print(grid, highlight=False)
+        grid.add_row(mark, f"{finding.claim} {finding.measured}")
+        screen.print(grid)
     for table in outcome.tables:
         if not table.folded and len(table.numbers) <= _MOST_CELLS:
-            print_table(console, table)
+            print_table(screen, table)
     if outcome.beside:
-        console.print(_plain(f"published: {'; '.join(outcome.beside)}"), highlight=False)
-    console.print(f"wrote {report}", highlight=False, soft_wrap=True, markup=False)
+        screen.print(f"published: {'; '.join(outcome.beside)}")
+    screen.print(f"wrote {report}", soft_wrap=True)
 
 
-def print_table(console: Console, table: Table, *, turned: bool = False) -> None:
-    """A table on the terminal, published numbers under the measured ones; `turned` puts its rows across."""
-    grid = Grid(title=_plain(f"{table.title} ({table.place})"), title_justify="left")
-    down, across = (table.columns, table.rows) if turned else (table.rows, table.columns)
+def print_table(screen: Console, table: Table, *, transposed: bool = False) -> None:
+    """A table on the terminal, published numbers under the measured ones; `transposed` puts its rows across."""
+    from rich.table import Table as Grid
+
+    grid = Grid(title=f"{table.title} ({table.place})", title_justify="left")
+    down, across = (table.columns, table.rows) if transposed else (table.rows, table.columns)
     grid.add_column("")
     for title in across.values():
-        grid.add_column(_plain(title), justify="right")
+        grid.add_column(title, justify="right")
     for row, title in down.items():
-        cells = [_cell(table.at(column, row) if turned else table.at(row, column)) for column in across]
-        grid.add_row(_plain(title), *cells)
-    console.print(grid, highlight=False)
+        cells = [_cell(table.at(column, row) if transposed else table.at(row, column)) for column in across]
+        grid.add_row(title, *cells)
+    screen.print(grid)
 
 
 def _cell(number: Number | None) -> str:
@@ -195,8 +212,3 @@ def _cell(number: Number | None) -> str:
     if number is None:
         return ""
     return "\n".join([number.text(), *(f"{p.short} {formatted(p.value, p.decimals)}" for p in number.published)])
-
-
-def _plain(text: str) -> str:
-    # rich would read [SEP] as markup.
-    return text.replace("[", r"\[")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from normlens.cli.common import GgufOption, JsonOption, ModelOption, open_lens, print_json, progress_bar
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
+from normlens.files import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.analysis import Analysis
@@ -33,19 +34,21 @@ def view(
         bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = DEFAULT_FILE,
+    overwrite: OverwriteOption = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
     chosen = _span(span)
-    _check_file(out)
     run = Path(text)
-    if _is_run(run):
+    is_run = _is_run(run)
+    _check_file(out, run if is_run else None, overwrite)
+    if is_run:
         if model or pair or target or generate or gguf_file:
             raise InputError(
                 f"a saved run is shown as it is: {text} is one; leave out --model, --pair, --target and --generate"
             )
-        from normlens.analysis import open_analysis
+        from normlens.storage import open_analysis
 
         analysis = open_analysis(run)
     else:
@@ -55,7 +58,7 @@ def view(
         sizes = {kind: dict(dataset.sizes) for kind, dataset in analysis.sites.items()}
         print_json({"file": str(path), "bytes": path.stat().st_size, "sites": sizes})
     else:
-        Console().print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+        show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_:
         webbrowser.open(path.resolve().as_uri())
 
@@ -91,11 +94,23 @@ def _span(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _check_file(path: Path) -> None:
-    """Refuse, before any work is done, a place that cannot be written or a file that is no page of ours."""
-    if path.is_dir() or not path.parent.is_dir():
+def _check_file(path: Path, run: Path | None, overwrite: bool) -> None:
+    """Refuse, before any work is done, a place that cannot be written or that holds something else."""
+    try:
+        usable = path.parent.is_dir() and not path.is_dir()
+    except OSError:  # too long for a path
+        usable = False
+    if not usable:
         raise InputError(f"a page is written to a file in an existing folder: {path} is not one; check --out")
-    if path.exists():
+    refuse_input(path, [run] if run else [])
+    if not overwrite and not (path == DEFAULT_FILE and _is_page(path)):
+        refuse_existing(path, "pass --overwrite to replace it")
+
+
+def _is_page(path: Path) -> bool:
+    """A page that an earlier call without --out left here is nobody's loss."""
+    try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            if _GENERATOR not in file.read(4096):
-                raise InputError(f"a page must not overwrite another file: {path} is no page of normlens; choose --out")
+            return _GENERATOR in file.read(4096)
+    except OSError:
+        return False

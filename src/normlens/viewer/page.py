@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
+from normlens.files import write_text
 
 #: What could end the data block or be read as a line end by a script; all stand inside JSON strings, where an escape
 #: means the same character.
@@ -47,40 +48,39 @@ def bundle(name: str) -> str:
     return resources.files("normlens.viewer").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def to_json(document: Mapping[str, Any]) -> str:
+def to_json(data: Mapping[str, Any]) -> str:
     """JSON that can stand inside a script element: no character of it can close the element."""
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
         text = text.replace(character, escape)
     return text
 
 
-def to_html(document: Mapping[str, Any]) -> str:
-    """The whole page for one payload.
+def to_html(data: Mapping[str, Any]) -> str:
+    """The whole page for its data.
 
     The content security policy allows exactly one script, by its hash, and no connection of any kind.
     """
     script = bundle("page.js")
-    title = " · ".join(filter(None, [str(document.get("title") or "")[:120], "normlens"]))
+    title = " · ".join(filter(None, [str(data.get("title") or "")[:120], "normlens"]))
     return _PAGE.format(
         title=html.escape(title),
         style=_STYLE,
         style_hash=_hash(_STYLE),
-        data=to_json(document),
+        data=to_json(data),
         script=script,
         script_hash=_hash(script),
     )
 
 
-def save_html(document: Mapping[str, Any], path: str | Path) -> Path:
-    """Write the page of a payload to `path` and return the path."""
+def save_html(data: Mapping[str, Any], path: str | Path) -> Path:
+    """Write the page to `path`, whole or not at all, and return the path."""
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(
             f"A page is written to a file in an existing folder: {str(path)!r} is not one. Check the path."
         )
-    path.write_text(to_html(document), encoding="utf-8")
-    return path
+    return write_text(path, to_html(data))
 
 
 def _hash(text: str) -> str:

@@ -6,25 +6,24 @@ import { h } from "./dom";
 import { compose, csv, download, png, svgText } from "./export";
 import { Site } from "./grid";
 import { onKey } from "./keys";
-import { fromHash, initial, settle, spanOf, toHash, type State, type View } from "./state";
+import { fromHash, initial, settle, spanOf, toHash, type State } from "./state";
 import style from "./style.css";
 import { shorten, visible } from "./text";
 import type { Document } from "./types";
-import { alignment } from "./views/alignment";
-import { compare } from "./views/compare";
 import type { Context, Focus, Shown } from "./views/context";
-import { flow } from "./views/flow";
-import { mixing } from "./views/mixing";
-import { overview } from "./views/overview";
 import { about, tableOf } from "./views/record";
+import { viewOf } from "./views/registry";
 
-const VIEW: Record<View, (context: Context) => Shown> = { compare, overview, mixing, flow, alignment };
+/** The version of the data that this page reads. */
+const VERSION = 2;
 
 export interface Host {
   hash: string;
   /** Where keys are heard: the whole document for a page, the widget alone in a notebook. */
   keys: Document_ | HTMLElement;
   changed: (hash: string) => void;
+  /** The page's own address without its view; null in a notebook, which has no page to open. */
+  address: string | null;
 }
 type Document_ = globalThis.Document;
 
@@ -49,11 +48,11 @@ export class App {
   private asked = 0;
 
   constructor(container: HTMLElement, readonly data: Document, private readonly host: Host) {
-    if (data.format !== "normlens-view" || data.version !== 1) {
-      container.textContent = `This page reads normlens-view version 1; the data say ${String(data.format)} version ${String(data.version)}. Save it again with this version of normlens.`;
+    if (data.format !== "normlens-view" || data.version !== VERSION) {
+      container.textContent = `This page reads normlens-view version ${VERSION}; the data say ${String(data.format)} version ${String(data.version)}. Save it again with this version of normlens.`;
       throw new Error("unknown data format");
     }
-    this.sites = new Map(data.sites.map((site) => [site.name, new Site(site)]));
+    this.sites = new Map(data.sites.map((site) => [site.name, new Site(site, data.measures, data.alignment !== undefined)]));
     this.first = initial(data);
     this.state = fromHash(host.hash, this.first, data); // settles what the document does not hold
     this.root = container.attachShadow({ mode: "open" });
@@ -92,7 +91,7 @@ export class App {
   update(patch: Partial<State>): void {
     const before = this.state;
     this.state = settle({ ...before, ...patch }, this.data);
-    if (this.state.site !== before.site) this.state = { ...this.state, query: null, key: null };
+    if (this.state.site !== before.site && patch.query === undefined) this.state = { ...this.state, query: null, key: null };
     this.hovered = null;
     if (!this.asked) {
       this.asked = requestAnimationFrame(() => {
@@ -101,6 +100,12 @@ export class App {
         this.host.changed(toHash(this.state, this.first)); // the address says what is drawn
       });
     }
+  }
+
+  /** The address of this view with some choices changed, for a link; null where there is none. */
+  address(patch: Partial<State>): string | null {
+    if (this.host.address === null) return null;
+    return `${this.host.address}#${toHash({ ...this.state, ...patch }, this.first)}`;
   }
 
   restore(hash: string): void {
@@ -115,8 +120,8 @@ export class App {
     this.stop();
   }
 
-  axis(which: "query" | "key"): Item[] {
-    return items(this.site.data[which], this.state.level, spanOf(this.state, this.state.site, which));
+  axis(which: "query" | "key", site = this.site): Item[] {
+    return items(site.data[which], this.state.level, spanOf(this.state, site.name, which));
   }
 
   /** Both axes' lengths when more than the page draws at once; null when it can draw. */
@@ -191,6 +196,7 @@ export class App {
     this.width = this.main.clientWidth || 960;
     this.frame.dataset.theme = this.theme.name;
     this.frame.dataset.view = this.state.view;
+    this.frame.dataset.narrow = String(this.width < 600);
     this.bar.sync();
     const many = this.tooMany();
     if (many !== null) {
@@ -214,6 +220,10 @@ export class App {
       width: this.width,
       query,
       key,
+      document: this.data,
+      sites: this.sites,
+      axis: (site, which) => this.axis(which, site),
+      matches: (list) => this.matches(list),
       found: { rows: this.matches(query), columns: this.matches(key) },
       hover: (focus) => this.point(focus),
       pin: (focus) => {
@@ -223,7 +233,7 @@ export class App {
       update: (patch) => this.update(patch),
     };
     const inside = (this.root.activeElement as Element | null)?.classList.contains("thumb");
-    this.shown = VIEW[this.state.view](context);
+    this.shown = viewOf(this.state.view).draw(context);
     this.main.replaceChildren(this.shown.element);
     // Who walks through the overview with the arrows stays in it.
     if (inside) this.main.querySelector<SVGElement>(".thumb[data-chosen]")?.focus();

@@ -53,10 +53,27 @@ export function ramp(family: Family, theme: ThemeName): (t: number) => string {
   return (t) => stops[Math.round(255 * Math.min(1, Math.max(0, t)))];
 }
 
+/** A neutral ramp for what stands apart from the scale: seen, but never taken for a part of it. */
+export function grey(theme: ThemeName): (t: number) => string {
+  const [first, last] = theme === "light" ? [95, 62] : [17, 52];
+  return (t) => rgb(lab(first + (last - first) * Math.min(1, Math.abs(t)), 0, 0)).formatHex();
+}
+
 /** The ramp of one family to the right of zero and of the other to the left: for differences. */
 export function diverging(family: Family, theme: ThemeName): (t: number) => string {
   const [above, below] = [ramp(family, theme), ramp(family === "norm" ? "weight" : "norm", theme)];
   return (t) => (t < 0 ? below(-t) : above(t));
+}
+
+/** The same for signed terms, ended where both hues are still strong: which side a token is on is the first thing to see. */
+export function opposed(theme: ThemeName): (t: number) => string {
+  const whole = diverging("norm", theme);
+  return (t) => whole((theme === "light" ? 0.82 : 0.74) * t);
+}
+
+/** Which of black and white is read better on a colour: both have a contrast of at least 4.5 where they meet. */
+export function readableOn(colour: string): string {
+  return lightness(colour) > 49.4 ? "#000000" : "#ffffff";
 }
 
 export function lightness(colour: string): number {

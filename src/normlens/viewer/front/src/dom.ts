@@ -13,10 +13,10 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Att
   return element;
 }
 
-/** A group of buttons of which one is pressed. */
-export function choice<T extends string>(name: string, options: [T, string, string?][], chosen: (value: T) => void): { element: HTMLElement; set: (value: T, disabled?: T[]) => void } {
+/** A group of buttons of which one is pressed; `label` is what it is called. */
+export function choice<T extends string>(name: string, label: string, options: [T, string, string?][], chosen: (value: T) => void): { element: HTMLElement; set: (value: T, disabled?: T[]) => void } {
   const buttons = options.map(([value, text, title]) => h("button", { type: "button", "data-value": value, title, click: () => chosen(value) }, text));
-  const element = h("div", { class: "choice", role: "group", "aria-label": name, "data-control": name }, ...buttons);
+  const element = h("div", { class: "choice", role: "group", "aria-label": label, "data-control": name }, ...buttons);
   return {
     element,
     set: (value, disabled = []) => {
@@ -32,8 +32,9 @@ export function field(text: string, ...controls: Child[]): HTMLElement {
   return h("label", { class: "field" }, h("span", {}, text), ...controls);
 }
 
+/** A list to choose from; it belongs into a `field`, whose text is its label. */
 export function select(name: string, chosen: (value: string) => void): { element: HTMLSelectElement; set: (options: [string, string][], value: string) => void } {
-  const element = h("select", { "data-control": name, "aria-label": name });
+  const element = h("select", { "data-control": name });
   element.addEventListener("change", () => chosen(element.value));
   let known = "";
   return {

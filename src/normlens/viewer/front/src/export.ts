@@ -10,12 +10,15 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   const gap = 24;
   const margin = 20;
   const sizes = view.pictures.map(({ node }) => [Number(node.getAttribute("width")), Number(node.getAttribute("height"))]);
-  const width = Math.max(480, 2 * margin + sizes.reduce((sum, [w]) => sum + w, 0) + gap * (sizes.length - 1));
+  const stacked = view.stacked === true;
+  const wide = stacked ? Math.max(0, ...sizes.map(([w]) => w)) : sizes.reduce((sum, [w]) => sum + w, 0) + gap * (sizes.length - 1);
+  const width = Math.max(480, 2 * margin + wide);
   const room = width - 2 * margin;
   const captions = wrap(view.caption, room, 11);
   const records = wrap(record, room, 10);
   const top = 60 + 15 * captions.length;
-  const bottom = top + Math.max(0, ...sizes.map(([, h]) => h)) + 20;
+  const tall = stacked ? sizes.reduce((sum, [, h]) => sum + h, 0) + 1.5 * gap * (sizes.length - 1) : Math.max(0, ...sizes.map(([, h]) => h));
+  const bottom = top + tall + 20;
   const height = bottom + 13 * records.length + 12;
   const svg = picture(width, height, `${heading}. ${view.caption}`);
   svg.append("title").text(heading);
@@ -26,15 +29,17 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   line(heading, margin, 24, 14, theme.ink, 600);
   captions.forEach((text, index) => line(text, margin, 42 + 15 * index, 11, theme.muted));
   let x = margin;
+  let y = top;
   view.pictures.forEach(({ title, node }, index) => {
-    line(title, x, top - 8, 12, theme.ink, 600, sizes[index][0]);
+    line(title, x, y - 8, 12, theme.ink, 600, sizes[index][0]);
     const copy = node.cloneNode(true) as SVGSVGElement;
     copy.querySelectorAll(".target, .row-target, .column-target, .output-target").forEach((element) => element.remove());
     for (const element of copy.querySelectorAll("[tabindex], [role=button]")) for (const name of ["tabindex", "role", "cursor"]) element.removeAttribute(name);
     copy.setAttribute("x", String(x));
-    copy.setAttribute("y", String(top));
+    copy.setAttribute("y", String(y));
     svg.node()!.append(copy);
-    x += sizes[index][0] + gap;
+    if (stacked) y += sizes[index][1] + 1.5 * gap;
+    else x += sizes[index][0] + gap;
   });
   records.forEach((text, index) => line(text, margin, bottom + 13 * (index + 1), 10, theme.muted));
   return svg.node()!;

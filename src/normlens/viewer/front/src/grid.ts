@@ -1,7 +1,6 @@
 /** One map as it is drawn: rows and columns joined to items, shares taken of the whole row. */
 import type { Item } from "./axis";
-import type { Measure, SiteData } from "./types";
-import { MEASURES } from "./types";
+import type { Measure, MeasureText, SiteData } from "./types";
 import { unpackLayer } from "./unpack";
 
 export interface Grid {
@@ -20,7 +19,8 @@ export class Site {
   /** Small maps that the overview has drawn. */
   readonly thumbnails = new Map<string, string>();
   private cache = new Map<string, Float32Array>();
-  constructor(readonly data: SiteData) {
+  /** `aligned`: does the document hold links that `align` takes? */
+  constructor(readonly data: SiteData, private readonly texts: Record<Measure, MeasureText>, readonly aligned = false) {
     this.name = data.name;
     this.causal = data.name === "decoder" && this.seenCausal();
   }
@@ -32,11 +32,22 @@ export class Site {
     return this.data.key.tokens.length;
   }
 
+  /** How many steps an explanation has; one without steps counts as one. */
+  get steps(): number {
+    const terms = this.data.terms;
+    return (terms?.tokens ?? terms?.heads)?.data?.length ?? 1;
+  }
+
   measures(): Measure[] {
-    return (Object.keys(MEASURES) as Measure[]).filter((measure) => this.data.maps[measure]);
+    return Object.keys(this.texts).filter((measure) => this.data.maps[measure]);
   }
   ratios(): Measure[] {
-    return (Object.keys(MEASURES) as Measure[]).filter((measure) => this.data.ratios[measure]);
+    return Object.keys(this.texts).filter((measure) => this.data.ratios[measure]);
+  }
+
+  /** What is said about a measure. */
+  text(measure: Measure): MeasureText {
+    return this.texts[measure];
   }
 
   /** All numbers of a layer: `query key`, or `head query key` for a map per head. */
@@ -101,7 +112,7 @@ export class Site {
   /** One `query key` map; `head` counts from 0 and is ignored for a map per layer. */
   cells(measure: Measure, layer: number, head: number): Float32Array {
     const values = this.layer(measure, layer);
-    if (!MEASURES[measure].perHead) return values;
+    if (!this.text(measure).perHead) return values;
     const size = this.queries * this.keys;
     return values.subarray(head * size, (head + 1) * size);
   }
@@ -111,17 +122,24 @@ export class Site {
   }
 
   /** The largest value (or share of a row) over all layers and heads of a measure, for a scale that they share. */
-  top(measure: Measure, share: boolean, query: Item[], key: Item[]): number {
+  top(measure: Measure, share: boolean, query: Item[], key: Item[], rest: boolean): number {
     const packed = this.data.maps[measure]!;
+    const skip = rest ? this.own(query, key) : undefined;
     if (query.length === this.queries && key.length === this.keys) {
-      return Math.max(0, ...(share ? packed.top_share! : packed.top!));
+      return Math.max(0, ...((skip ? (share ? packed.top_rest_share : packed.top_rest) : undefined) ?? (share ? packed.top_share : packed.top)!));
     }
     let top = 0;
-    const heads = MEASURES[measure].perHead ? this.data.heads.length : 1;
+    const heads = this.text(measure).perHead ? this.data.heads.length : 1;
     for (let layer = 0; layer < this.data.layers.length; layer++) {
-      for (let head = 0; head < heads; head++) top = Math.max(top, largest(this.grid(measure, layer, head, query, key), share));
+      for (let head = 0; head < heads; head++) top = Math.max(top, largest(this.grid(measure, layer, head, query, key), share, skip));
     }
     return top;
+  }
+
+  /** Which cells are a position's own: what it gives to itself. None in cross-attention. */
+  own(query: Item[], key: Item[]): ((row: number, column: number) => boolean) | undefined {
+    if (this.name === "cross") return undefined;
+    return (row, column) => query[row].members[0] === key[column].members[0];
   }
 
   private seenCausal(): boolean {
@@ -134,7 +152,7 @@ export class Site {
 }
 
 function unpackCheap(site: Site, measure: Measure): Float32Array {
-  const layered = site.measures().find((name) => !MEASURES[name].perHead) ?? measure;
+  const layered = site.measures().find((name) => !site.text(name).perHead) ?? measure;
   return site.cells(layered, 0, 0);
 }
 
@@ -167,10 +185,33 @@ export function shown(grid: Grid, row: number, column: number, share: boolean): 
   return share ? (grid.sums[row] > 0 ? value / grid.sums[row] : 0) : value;
 }
 
-export function largest(grid: Grid, share: boolean): number {
+export function largest(grid: Grid, share: boolean, skip?: (row: number, column: number) => boolean): number {
   let top = 0;
   for (let row = 0; row < grid.rows; row++) {
-    for (let column = 0; column < grid.columns; column++) top = Math.max(top, Math.abs(shown(grid, row, column, share)));
+    for (let column = 0; column < grid.columns; column++) if (!skip?.(row, column)) top = Math.max(top, Math.abs(shown(grid, row, column, share)));
   }
   return top;
+}
+
+/** What the own cells take of a row on average, and the largest of them as it is shown. */
+export function ownPart(grid: Grid, share: boolean, own: (row: number, column: number) => boolean): { mean: number; top: number } {
+  let sum = 0;
+  let top = 0;
+  for (let row = 0; row < grid.rows; row++) {
+    for (let column = 0; column < grid.columns; column++) {
+      if (!own(row, column)) continue;
+      sum += Math.abs(shown(grid, row, column, true));
+      top = Math.max(top, Math.abs(shown(grid, row, column, share)));
+    }
+  }
+  return { mean: sum / Math.max(1, grid.rows), top };
+}
+
+/** What each column gives to the other rows, in shares: the columns worth naming where there is no room for all. */
+export function columnWeights(grid: Grid, own?: (row: number, column: number) => boolean): number[] {
+  const out = new Array<number>(grid.columns).fill(0);
+  for (let row = 0; row < grid.rows; row++) {
+    for (let column = 0; column < grid.columns; column++) if (!own?.(row, column)) out[column] += Math.abs(shown(grid, row, column, true));
+  }
+  return out;
 }

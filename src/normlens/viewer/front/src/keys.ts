@@ -1,11 +1,11 @@
 /** The keyboard: arrows for layers and heads, `/` to find, digits for views. */
 import type { App } from "./app";
-import { views } from "./state";
+import { viewsOf } from "./views/registry";
 
 export const KEYS: [string, string][] = [
   ["↑ ↓", "layer"],
   ["← →", "head"],
-  ["1 … 5", "view"],
+  ["1 … 9", "view, in the order of the tabs"],
   ["/", "find a token; Enter for the next"],
   ["j k", "next or previous token"],
   ["m", "links or matrix"],
@@ -68,8 +68,8 @@ function act(app: App, key: string): boolean {
       (app.root.activeElement as HTMLElement | null)?.blur();
       return true;
     default: {
-      const view = /^[1-5]$/.test(key) ? views(site.data)[Number(key) - 1] : undefined;
-      if (view) app.update({ view });
+      const view = /^[1-9]$/.test(key) ? viewsOf(site.data, app.data)[Number(key) - 1] : undefined;
+      if (view) app.update({ view: view.name });
       return view !== undefined;
     }
   }

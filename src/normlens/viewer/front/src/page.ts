@@ -13,5 +13,6 @@ const remember = (hash: string) => {
     // Inside a notebook's frame there is no address to keep the view in.
   }
 };
-const app = new App(host, data, { hash: location.hash, keys: document, changed: remember });
+const address = /^(file|https?):$/.test(location.protocol) ? location.href.replace(/#.*$/s, "") : null;
+const app = new App(host, data, { hash: location.hash, keys: document, changed: remember, address });
 addEventListener("hashchange", () => app.restore(location.hash));

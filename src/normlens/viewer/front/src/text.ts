@@ -50,6 +50,24 @@ export function fit(text: string, pixels: number, size: number): string {
   return isolate(parts.slice(0, low).join("") + "…");
 }
 
+/**
+ * The labels to write where there is room for one in `every`: those that weigh most first, then whatever still fits, so
+ * that no label stands nearer to another than `every` places.
+ */
+export function thinned(count: number, every: number, weights?: number[]): Set<number> {
+  const order = [...Array(count).keys()];
+  if (every <= 1) return new Set(order);
+  if (!weights) return new Set(order.filter((index) => index % every === 0));
+  const chosen = new Set<number>();
+  const free = new Uint8Array(count).fill(1);
+  for (const index of order.sort((a, b) => weights[b] - weights[a] || a - b)) {
+    if (!free[index]) continue;
+    chosen.add(index);
+    free.fill(0, Math.max(0, index - every + 1), index + every);
+  }
+  return chosen;
+}
+
 /** The text in lines of at most a width in pixels, broken between words. */
 export function wrap(text: string, pixels: number, size: number): string[] {
   const lines: string[] = [];

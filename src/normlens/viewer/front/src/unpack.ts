@@ -1,6 +1,6 @@
-/** Reading packed arrays back: the inverse of `pack.py`. */
+/** Reading packed arrays back: the inverse of `packed_arrays.py`. */
 import { unzlibSync } from "fflate";
-import type { Packed } from "./types";
+import type { Packed, Sparse } from "./types";
 
 function bytes(text: string): Uint8Array {
   const binary = atob(text);
@@ -36,14 +36,36 @@ export function unpackLayer(packed: Packed, layer: number): Float32Array {
   } else {
     const columns = shape[shape.length - 1];
     const rows = size / columns;
-    const tops = new DataView(data.buffer, data.byteOffset, 4 * rows);
+    const start = (packed.own_apart ? 8 : 4) * rows;
+    const floats = new DataView(data.buffer, data.byteOffset, start);
     for (let row = 0; row < rows; row++) {
-      const top = tops.getFloat32(4 * row, true);
+      const top = floats.getFloat32(4 * row, true);
       for (let column = 0; column < columns; column++) {
-        const code = data[4 * rows + row * columns + column] / 255;
+        const code = data[start + row * columns + column] / 255;
         out[row * columns + column] = top * code * code;
       }
+      if (packed.own_apart) out[row * columns + row] = floats.getFloat32(4 * (rows + row), true);
     }
   }
   return out;
+}
+
+/** One stored entry of `layer head query key`: places from 0, and the value. */
+export interface Entry {
+  layer: number;
+  head: number;
+  query: number;
+  key: number;
+  value: number;
+}
+
+/** The stored entries of a sparse array: columns of places, then the values. */
+export function unpackSparse(sparse: Sparse): Entry[] {
+  const data = bytes(sparse.data);
+  const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
+  const column = (which: number, index: number) => view.getUint32(4 * (which * sparse.kept + index), true);
+  return Array.from({ length: sparse.kept }, (_, index) => ({
+    layer: column(0, index), head: column(1, index), query: column(2, index), key: column(3, index),
+    value: view.getFloat32(4 * (4 * sparse.kept + index), true),
+  }));
 }

@@ -17,6 +17,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const app = new App(host, data, {
     hash: String(model.get("view") ?? ""),
     keys: host,
+    address: null,
     changed: (hash) => {
       if (model.get("view") === hash) return;
       model.set("view", hash);

@@ -1,6 +1,6 @@
 import { rgb } from "d3-color";
 import { expect, test } from "vitest";
-import { lightness, ramp, THEMES } from "../src/colour";
+import { grey, lightness, ramp, THEMES } from "../src/colour";
 
 for (const family of ["weight", "norm"] as const) {
   for (const theme of ["light", "dark"] as const) {
@@ -28,5 +28,16 @@ test("text keeps a contrast of 4.5 on page and panel", () => {
         expect((high + 0.05) / (low + 0.05)).toBeGreaterThan(4.5);
       }
     }
+  }
+});
+
+test("greys of the own part have no hue and stay between the panel and the ink", () => {
+  for (const theme of ["light", "dark"] as const) {
+    for (const t of [0, 0.5, 1]) {
+      const { r, g, b } = rgb(grey(theme)(t));
+      expect(Math.max(r, g, b) - Math.min(r, g, b)).toBeLessThan(2);
+    }
+    const ends = [lightness(grey(theme)(0)), lightness(grey(theme)(1))];
+    expect(theme === "light" ? ends[0] > ends[1] : ends[0] < ends[1]).toBe(true);
   }
 });

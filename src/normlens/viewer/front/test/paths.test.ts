@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { Site } from "../src/grid";
 import { flow } from "../src/paths";
-import { packed, site } from "./support";
+import { MEASURES, packed, site } from "./support";
 
 const first = [2, 2, 0, 1, 1, 2, 3, 0, 1];
 const second = [1, 3, 0, 0, 2, 2, 5, 1, 4];
@@ -15,7 +15,7 @@ function normalized(cells: number[]): number[][] {
 }
 
 test("the input's shares are the output's row of the product, and every level sums to one", () => {
-  const one = new Site(site({ attnresln_n: packed([first, second], 3) }, ["a", "b", "c"], undefined, 2));
+  const one = new Site(site({ attnresln_n: packed([first, second], 3) }, ["a", "b", "c"], undefined, 2), MEASURES);
   const [lower, upper] = [normalized(first), normalized(second)];
   for (let output = 0; output < 3; output++) {
     const { shares, edges } = flow(one, "attnresln_n", [output], 0);
@@ -29,7 +29,7 @@ test("the input's shares are the output's row of the product, and every level su
 });
 
 test("several outputs are their mean, and the cut leaves shares whole", () => {
-  const one = new Site(site({ attnresln_n: packed([first, second], 3) }, ["a", "b", "c"], undefined, 2));
+  const one = new Site(site({ attnresln_n: packed([first, second], 3) }, ["a", "b", "c"], undefined, 2), MEASURES);
   const both = flow(one, "attnresln_n", [0, 2], 0.2);
   const single = [0, 2].map((output) => flow(one, "attnresln_n", [output], 0).shares[0]);
   both.shares[0].forEach((share, i) => expect(share).toBeCloseTo((single[0][i] + single[1][i]) / 2, 6));

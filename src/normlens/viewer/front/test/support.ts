@@ -1,6 +1,14 @@
 /** A site from plain numbers, packed the way the page reads it. */
 import { zlibSync } from "fflate";
-import type { AxisData, Packed, SiteData } from "../src/types";
+import type { AxisData, MeasureText, Packed, SiteData } from "../src/types";
+
+const text = (name: string, family: "weight" | "norm", perHead = false): MeasureText => ({ name, short: name, says: `what ${name} says`, family, perHead });
+
+/** What a document says about measures: some of each kind. */
+export const MEASURES: Record<string, MeasureText> = {
+  alpha: text("α", "weight", true), af_norm: text("‖αf(x)‖", "norm", true), attn_w: text("ATTN-W", "weight"), attn_n: text("ATTN-N", "norm"),
+  attnres_w: text("ATTNRES-W", "weight"), attnres_n: text("ATTNRES-N", "norm"), attnresln_n: text("ATTNRESLN-N", "norm"),
+};
 
 export function packed(layers: number[][], columns: number): Packed {
   // 8-bit codes with a top of 1 would lose digits; rows of float32 tops and full codes hold any single column exactly,
@@ -30,6 +38,7 @@ export function axis(tokens: string[], words?: (number | null)[]): AxisData {
 export function site(maps: SiteData["maps"], tokens: string[], words?: (number | null)[], layers = 1, heads = 0): SiteData {
   return {
     name: "encoder",
+    title: "encoder self-attention",
     layers: Array.from({ length: layers }, (_, i) => i + 1),
     heads: Array.from({ length: heads }, (_, i) => i + 1),
     query: axis(tokens, words),

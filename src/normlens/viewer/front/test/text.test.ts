@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { items, label } from "../src/axis";
 import { number, position, valueAt } from "../src/scale";
-import { fit, graphemes, shorten, visible, wrap } from "../src/text";
+import { fit, graphemes, shorten, thinned, visible, wrap } from "../src/text";
 import { strongest } from "../src/draw/links";
 import { axis } from "./support";
 
@@ -52,4 +52,22 @@ test("the strongest links are kept and the cut is the weakest of them", () => {
   expect(links.length).toBe(600);
   expect(cut).toBe(Math.min(...links.map((link) => link.value)));
   expect(cut).toBe(9400);
+});
+
+test("labels are thinned so that the heaviest stay and none stand too near", () => {
+  const weights = Array.from({ length: 100 }, (_, i) => (i === 37 ? 9 : i === 38 ? 8 : i === 60 ? 7 : i % 5));
+  const chosen = [...thinned(100, 4, weights)].sort((a, b) => a - b);
+  expect(chosen).toContain(37);
+  expect(chosen).toContain(60);
+  expect(chosen).not.toContain(38);
+  for (let i = 1; i < chosen.length; i++) expect(chosen[i] - chosen[i - 1]).toBeGreaterThanOrEqual(4);
+  for (let i = 1; i < chosen.length; i++) expect(chosen[i] - chosen[i - 1]).toBeLessThan(8); // no gap in which one more would fit
+  expect([...thinned(6, 2)]).toEqual([0, 2, 4]);
+  expect(thinned(6, 1, [1, 2, 3, 4, 5, 6]).size).toBe(6);
+});
+
+test("links of a position to itself can stand apart", () => {
+  const { links, total } = strongest(3, 3, (row, column) => (row === column ? 10 : 1 + row), 10, null, (row, column) => row === column);
+  expect(total).toBe(6);
+  expect(links.every((link) => link.row !== link.column)).toBe(true);
 });

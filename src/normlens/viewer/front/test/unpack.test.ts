@@ -20,3 +20,9 @@ test("8-bit codes: the row's top times the square of the code", () => {
   expect(b).toBeCloseTo(2 * 0.04, 6);
   expect([c, d]).toEqual([0, 0]);
 });
+
+test("a diagonal that is kept apart is read from its own numbers", () => {
+  const floats = new Uint8Array(new Float32Array([2, 4, 70, 80]).buffer);
+  const packed: Packed = { encoding: "q8", shape: [1, 2, 2], scale: [1], data: [base64(Uint8Array.from([...floats, 0, 255, 255, 0]))], own_apart: true };
+  expect([...unpackLayer(packed, 0)]).toEqual([70, 2, 4, 80]);
+});

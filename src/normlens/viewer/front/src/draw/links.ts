@@ -2,7 +2,8 @@
 import { linkHorizontal } from "d3-shape";
 import type { Theme } from "../colour";
 import { number, position, type Scale } from "../scale";
-import { fit, textWidth } from "../text";
+import { fit, textWidth, thinned } from "../text";
+import type { Own } from "../views/context";
 import { picture } from "./svg";
 import type { Drawn } from "./matrix";
 
@@ -23,12 +24,17 @@ export interface LinksOptions {
   scale: Scale;
   /** Stroke of a link, by the sign of its value. */
   colour: (value: number) => string;
+  /** Stroke of a single link, where it is not only its value that matters. */
+  stroke?: (row: number, column: number) => { colour: string; dashed: boolean };
   theme: Theme;
   found: { rows: Set<number>; columns: Set<number> };
   rowTitle: string;
   columnTitle: string;
   /** Only these links, whatever their value. */
   only?: [number, number][];
+  /** Links of a position to itself, which stand apart from the scale. */
+  own?: Own;
+  weights?: { rows?: number[]; columns?: number[] };
   min: number | null;
   hover?: (row: number, column: number) => void;
   leave?: () => void;
@@ -42,11 +48,14 @@ export interface Link {
 }
 
 /** The links worth drawing: at least `min`; without it the strongest, and none below 2 % of the scale's end. */
-export function strongest(rows: number, columns: number, value: (row: number, column: number) => number, top: number, min: number | null): { links: Link[]; cut: number; total: number } {
+export function strongest(rows: number, columns: number, value: (row: number, column: number) => number, top: number, min: number | null, own?: (row: number, column: number) => boolean): { links: Link[]; cut: number; total: number } {
   const floor = min ?? 0.02 * top;
   let links: Link[] = [];
+  let total = 0;
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
+      if (own?.(row, column)) continue;
+      total++;
       const size = value(row, column);
       if (Math.abs(size) >= floor && size !== 0) links.push({ row, column, value: size });
     }
@@ -55,7 +64,7 @@ export function strongest(rows: number, columns: number, value: (row: number, co
   const most = min === null ? Math.min(MOST_LINKS, LINKS_PER_ROW * rows) : MOST_LINKS;
   const cutShort = links.length > most;
   if (cutShort) links = links.slice(0, most);
-  return { links, cut: cutShort ? Math.abs(links[links.length - 1].value) : floor, total: rows * columns };
+  return { links, cut: cutShort ? Math.abs(links[links.length - 1].value) : floor, total };
 }
 
 export function links(options: LinksOptions): Drawn & { note: string } {
@@ -63,9 +72,9 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   const count = Math.max(rows.length, columns.length);
   const step = Math.min(22, Math.max(5, 760 / count));
   const size = Math.min(12.5, Math.max(9, step - 2));
-  const every = Math.max(1, Math.ceil(10.5 / step));
+  const every = Math.ceil(10.5 / step);
   const gutter = 46;
-  const widest = (labels: string[]) => Math.min(options.width < 460 ? 70 : 120, Math.max(24, ...labels.map((text) => textWidth(text.slice(0, 40), size))) + 4);
+  const widest = (labels: string[]) => Math.min(Math.max(66, Math.min(120, 0.24 * options.width)), Math.max(24, ...labels.map((text) => textWidth(text.slice(0, 40), size))) + 4);
   const left = gutter + widest(rows);
   const right = gutter + widest(columns);
   const top = 24;
@@ -77,7 +86,7 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   const curve = linkHorizontal<unknown, { source: [number, number]; target: [number, number] }, [number, number]>().x((p) => p[0]).y((p) => p[1]);
   const chosen = options.only
     ? { links: options.only.map(([row, column]) => ({ row, column, value: options.value(row, column) })), cut: 0, total: options.only.length }
-    : strongest(rows.length, columns.length, options.value, scale.top, options.min);
+    : strongest(rows.length, columns.length, options.value, scale.top, options.min, options.own?.is);
 
   svg.append("text").attr("x", left).attr("y", 12).attr("text-anchor", "end").attr("font-size", 10).attr("fill", theme.muted).text(options.rowTitle);
   svg.append("text").attr("x", options.width - right).attr("y", 12).attr("font-size", 10).attr("fill", theme.muted).text(options.columnTitle);
@@ -88,13 +97,24 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   const base = svg.append("g").attr("class", "links").attr("fill", "none");
   for (const link of [...chosen.links].reverse()) {
     base.append("path").attr("class", "link").attr("data-row", link.row).attr("data-column", link.column).attr("d", path(link.row, link.column))
-      .attr("stroke", options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * strength(link.value)).toFixed(3));
+      .attr("stroke", options.stroke?.(link.row, link.column).colour ?? options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * strength(link.value)).toFixed(3))
+      .attr("stroke-dasharray", options.stroke?.(link.row, link.column).dashed ? "4 3" : null);
+  }
+  if (options.own?.mode === "faded") {
+    for (let row = 0; row < rows.length; row++) {
+      for (let column = 0; column < columns.length; column++) {
+        if (!options.own.is(row, column)) continue;
+        const part = options.own.top > 0 ? Math.abs(options.value(row, column)) / options.own.top : 0;
+        base.append("path").attr("class", "own").attr("d", path(row, column)).attr("stroke", options.own.colour(1)).attr("stroke-opacity", 0.35).attr("stroke-width", (0.4 + Math.min(7, 0.55 * step) * part).toFixed(2)).lower();
+      }
+    }
   }
   const above = svg.append("g").attr("class", "focus").attr("fill", "none");
 
   const side = (labels: string[], x: number, anchor: "start" | "end", found: Set<number>, kind: "row" | "column") => {
+    const named = thinned(labels.length, every, kind === "row" ? options.weights?.rows : options.weights?.columns);
     labels.forEach((text, index) => {
-      const shown = index % every === 0 || found.has(index);
+      const shown = named.has(index) || found.has(index);
       if (shown) {
         svg.append("text").attr("class", `${kind}-label`).attr(`data-${kind}`, index).attr("x", x).attr("y", y(index)).attr("dy", "0.34em").attr("text-anchor", anchor)
           .attr("font-size", size).attr("fill", found.has(index) ? theme.found : theme.ink).attr("font-weight", found.has(index) ? 700 : 400)

@@ -1,9 +1,10 @@
 /** A map as coloured cells: rectangles while there are few, one image with a pixel per cell beyond. */
 import { pointer } from "d3-selection";
-import type { Theme } from "../colour";
+import { readableOn, type Theme } from "../colour";
 import { position, type Scale } from "../scale";
-import { fit, textWidth } from "../text";
-import { legend, picture, type Svg } from "./svg";
+import { fit, textWidth, thinned } from "../text";
+import type { Own } from "../views/context";
+import { legend, ownLegend, ownLegendHeight, picture, type Svg } from "./svg";
 
 /** More cells than this become one image; the browser stays smooth and an exported file small. */
 export const RECTANGLES = 3600;
@@ -20,6 +21,14 @@ export interface MatrixOptions {
   /** Cells that cannot be (the future of a causal decoder) stay empty rather than zero. */
   empty?: (row: number, column: number) => boolean;
   marked?: (row: number, column: number) => boolean;
+  /** Cells with a dot: links that were taken. */
+  dotted?: (row: number, column: number) => boolean;
+  /** Cells with a frame: links that are known to be right, or (dashed) possible. */
+  framed?: (row: number, column: number) => "sure" | "possible" | undefined;
+  /** Cells that stand apart from the scale. */
+  own?: Own;
+  /** How much it matters that a row or a column is named, where there is no room for all. */
+  weights?: { rows?: number[]; columns?: number[] };
   scale: Scale;
   colour: (t: number) => string;
   theme: Theme;
@@ -29,6 +38,8 @@ export interface MatrixOptions {
   rowTitle: string;
   columnTitle: string;
   maxCell?: number;
+  /** The height of a row where cells are not square, if it is not to follow from their width. */
+  rowHeight?: number;
   square?: boolean;
   hover?: (row: number, column: number) => void;
   leave?: () => void;
@@ -42,7 +53,7 @@ export interface Drawn {
 
 export function matrix(options: MatrixOptions): Drawn {
   const { rows, columns, theme } = options;
-  const size = 11;
+  const size = options.width / columns.length < 15 ? 10 : 11;
   const longest = (labels: string[], cap: number) => Math.min(cap, Math.max(24, ...labels.slice(0, 600).map((text) => textWidth(text.slice(0, 40), size))) + 4);
   const rowLabel = longest(rows, options.width < 460 ? 64 : 96);
   const left = rowLabel + 20;
@@ -51,12 +62,12 @@ export function matrix(options: MatrixOptions): Drawn {
   const columnLabel = longest(columns, options.width < 460 ? 60 : 84);
   const right = Math.max(options.rowValues ? 44 : 0, slanted ? 0.7 * columnLabel + 2 : 6);
   const cellWidth = Math.min(options.maxCell ?? 34, (options.width - left - right) / columns.length);
-  const cellHeight = options.square === false ? Math.min(28, Math.max(16, cellWidth)) : cellWidth;
+  const cellHeight = options.square === false ? (options.rowHeight ?? Math.min(28, Math.max(16, cellWidth))) : cellWidth;
   const top = 16 + (slanted ? 0.75 * columnLabel + 8 : columnLabel + 6);
   const bodyWidth = cellWidth * columns.length;
   const bodyHeight = cellHeight * rows.length;
   const legendY = top + bodyHeight + 14;
-  const svg: Svg = picture(options.width, legendY + 26, options.name);
+  const svg: Svg = picture(options.width, legendY + 26 + ownLegendHeight(left, Math.min(260, Math.max(110, bodyWidth)), options.width, options.own), options.name);
   const body = svg.append("g").attr("transform", `translate(${left},${top})`);
 
   svg.append("text").attr("x", left).attr("y", 11).attr("font-size", 10).attr("fill", theme.muted).text(options.columnTitle);
@@ -65,12 +76,14 @@ export function matrix(options: MatrixOptions): Drawn {
 
   if (rows.length * columns.length <= RECTANGLES) drawRectangles();
   else drawImage();
+  if (options.dotted || options.framed) drawSigns();
   body.append("rect").attr("width", bodyWidth).attr("height", bodyHeight).attr("fill", "none").attr("stroke", theme.line);
 
-  const rowStep = Math.max(1, Math.ceil(10.5 / cellHeight));
-  const columnStep = Math.max(1, Math.ceil(10.5 / cellWidth));
+  const line = size - 0.5;
+  const namedRows = thinned(rows.length, Math.ceil(line / cellHeight), options.weights?.rows);
+  const namedColumns = thinned(columns.length, Math.ceil(line / cellWidth), options.weights?.columns);
   rows.forEach((text, row) => {
-    if (row % rowStep && !options.found.rows.has(row)) return;
+    if (!namedRows.has(row) && !options.found.rows.has(row)) return;
     body.append("text").attr("class", "row-label").attr("data-row", row).attr("x", -6).attr("y", (row + 0.5) * cellHeight).attr("dy", "0.34em")
       .attr("text-anchor", "end").attr("font-size", size).attr("fill", options.found.rows.has(row) ? theme.found : theme.ink)
       .attr("font-weight", options.found.rows.has(row) ? 700 : 400).text(fit(text, rowLabel, size)).append("title").text(options.rowHints?.[row] ?? text);
@@ -81,7 +94,7 @@ export function matrix(options: MatrixOptions): Drawn {
       .attr("fill", options.found.columns.has(column) ? theme.found : theme.ink).attr("font-weight", options.found.columns.has(column) ? 700 : 400)
       .text(fit(text, columnLabel, size)).append("title").text(options.columnHints?.[column] ?? text);
   columns.forEach((text, column) => {
-    if (column % columnStep && !options.found.columns.has(column)) return;
+    if (!namedColumns.has(column) && !options.found.columns.has(column)) return;
     columnText(text, column);
   });
   options.rowValues?.texts.forEach((text, row) => {
@@ -89,7 +102,9 @@ export function matrix(options: MatrixOptions): Drawn {
       .attr("font-variant-numeric", "tabular-nums").attr("fill", theme.muted).text(text);
   });
   if (options.rowValues) body.append("text").attr("x", bodyWidth + 6).attr("y", bodyHeight + 12).attr("font-size", 10).attr("fill", theme.muted).text(options.rowValues.title);
-  legend(svg, left, legendY, Math.min(260, Math.max(110, bodyWidth)), options.scale, options.colour, theme);
+  const bar = Math.min(260, Math.max(110, bodyWidth));
+  legend(svg, left, legendY, bar, options.scale, options.colour, theme);
+  if (options.own?.mode === "faded") ownLegend(svg, left, legendY, bar, options.width, options.own, options.scale, theme);
 
   const cross = body.append("g").attr("class", "crosshair").attr("pointer-events", "none");
   const target = body.append("rect").attr("class", "target").attr("width", bodyWidth).attr("height", bodyHeight).attr("fill", "transparent");
@@ -107,9 +122,11 @@ export function matrix(options: MatrixOptions): Drawn {
       for (let column = 0; column < columns.length; column++) {
         if (options.empty?.(row, column)) continue;
         const value = options.value(row, column);
-        const rectangle = body.append("rect").attr("class", "cell").attr("data-row", row).attr("data-column", column)
+        const own = options.own?.is(row, column) ? options.own : undefined;
+        if (own?.mode === "hidden") continue;
+        const rectangle = body.append("rect").attr("class", own ? "own" : "cell").attr("data-row", row).attr("data-column", column)
           .attr("x", column * cellWidth).attr("y", row * cellHeight).attr("width", cellWidth).attr("height", cellHeight)
-          .attr("fill", options.colour(position(options.scale, value)));
+          .attr("fill", own ? own.colour(own.top > 0 ? Math.abs(value) / own.top : 0) : options.colour(position(options.scale, value)));
         if (cellWidth >= 12) rectangle.attr("stroke", theme.panel).attr("stroke-width", 1);
         if (options.marked?.(row, column)) mark(row, column);
       }
@@ -123,17 +140,38 @@ export function matrix(options: MatrixOptions): Drawn {
     const context = canvas.getContext("2d")!;
     const image = context.createImageData(columns.length, rows.length);
     const bytes = colourBytes(options.colour);
+    const greys = options.own ? colourBytes(options.own.colour) : bytes;
     for (let row = 0; row < rows.length; row++) {
       for (let column = 0; column < columns.length; column++) {
         if (options.empty?.(row, column)) continue;
-        const code = byteOf(position(options.scale, options.value(row, column)));
-        image.data.set([bytes[code], bytes[code + 1], bytes[code + 2], 255], 4 * (row * columns.length + column));
+        const own = options.own?.is(row, column) ? options.own : undefined;
+        if (own?.mode === "hidden") continue;
+        const value = options.value(row, column);
+        const [table, code] = own ? [greys, byteOf(own.top > 0 ? Math.abs(value) / own.top : 0)] : [bytes, byteOf(position(options.scale, value))];
+        image.data.set([table[code], table[code + 1], table[code + 2], 255], 4 * (row * columns.length + column));
         if (options.marked?.(row, column)) mark(row, column);
       }
     }
     context.putImageData(image, 0, 0);
     body.insert("image", ":first-child").attr("class", "cells").attr("href", canvas.toDataURL("image/png")).attr("width", bodyWidth).attr("height", bodyHeight)
       .attr("preserveAspectRatio", "none").attr("image-rendering", "pixelated");
+  }
+
+  function drawSigns(): void {
+    for (let row = 0; row < rows.length; row++) {
+      for (let column = 0; column < columns.length; column++) {
+        const frame = options.framed?.(row, column);
+        if (frame) {
+          body.append("rect").attr("class", "frame").attr("data-row", row).attr("data-column", column).attr("data-gold", frame)
+            .attr("x", column * cellWidth + 1.25).attr("y", row * cellHeight + 1.25).attr("width", Math.max(1, cellWidth - 2.5)).attr("height", Math.max(1, cellHeight - 2.5))
+            .attr("fill", "none").attr("stroke", theme.family.weight).attr("stroke-width", 2).attr("stroke-dasharray", frame === "possible" ? "3 2" : null);
+        }
+        if (!options.dotted?.(row, column)) continue;
+        const fill = options.colour(position(options.scale, options.value(row, column)));
+        body.append("circle").attr("class", "dot").attr("data-row", row).attr("data-column", column).attr("cx", (column + 0.5) * cellWidth).attr("cy", (row + 0.5) * cellHeight)
+          .attr("r", Math.max(1.5, Math.min(4.5, 0.2 * Math.min(cellWidth, cellHeight)))).attr("fill", readableOn(fill));
+      }
+    }
   }
 
   function mark(row: number, column: number): void {

@@ -3,6 +3,7 @@ import { select, type Selection } from "d3-selection";
 import { FONT } from "../text";
 import type { Theme } from "../colour";
 import { number, valueAt, type Scale } from "../scale";
+import type { Own } from "../views/context";
 
 export type Group = Selection<SVGGElement, unknown, null, undefined>;
 export type Svg = Selection<SVGSVGElement, unknown, null, undefined>;
@@ -19,6 +20,21 @@ export function picture(width: number, height: number, name: string): Svg {
     .attr("role", "img")
     .attr("aria-label", name);
   return svg;
+}
+
+/** How much higher a picture is that has no room for the own part's bar beside the legend. */
+export function ownLegendHeight(x: number, bar: number, width: number, own?: Own): number {
+  return own?.mode === "faded" && x + bar + 170 > width ? 30 : 0;
+}
+
+/** The greys of the own part, beside the legend where there is room, else below it. */
+export function ownLegend(svg: Svg | Group, x: number, y: number, bar: number, width: number, own: Own, scale: Scale, theme: Theme): void {
+  const below = ownLegendHeight(x, bar, width, own);
+  const group = svg.append("g").attr("class", "own-legend").attr("transform", `translate(${below ? x : x + bar + 30},${y + below})`);
+  const steps = 24;
+  for (let step = 0; step < steps; step++) group.append("rect").attr("x", (step * 60) / steps).attr("width", 60 / steps + 0.5).attr("height", 8).attr("fill", own.colour((step + 0.5) / steps));
+  group.append("rect").attr("width", 60).attr("height", 8).attr("fill", "none").attr("stroke", theme.line);
+  group.append("text").attr("x", 0).attr("y", 20).attr("font-size", 10).attr("fill", theme.muted).text(`own part, to ${number(own.top, scale.share)}`);
 }
 
 /** A bar from zero to the scale's end, with the numbers that places on it stand for. */

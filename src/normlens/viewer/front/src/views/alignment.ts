@@ -1,11 +1,16 @@
 /** Source and target of an encoder-decoder: the strongest source position of each target position, and the whole map. */
-import { hint } from "../axis";
+import { hint, type Item } from "../axis";
+import { ramp } from "../colour";
 import { h } from "../dom";
 import { links } from "../draw/links";
 import { matrix, type Drawn } from "../draw/matrix";
-import { shown, type Grid } from "../grid";
-import { MEASURES } from "../types";
-import { colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, SITE_TEXT, strokeOf, topOf, axisTitles, type Cell, type Context, type Shown } from "./context";
+import { shown, type Grid, type Site } from "../grid";
+import type { State } from "../state";
+import { colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, strokeOf, topOf, axisTitles, hasMaps, type Cell, type Context, type Shown, type ViewModule } from "./context";
+import { number } from "../scale";
+import { shorten, visible } from "../text";
+import type { AlignmentData } from "../types";
+import { unpackLayer } from "../unpack";
 import { readout } from "./readout";
 
 /** For each row the column of its largest value; the first of equals. */
@@ -21,7 +26,92 @@ export function rowMaxima(grid: Grid): [number, number][] {
   return out;
 }
 
-export function alignment(context: Context): Shown {
+function asAlign(state: State, site: Site): boolean {
+  return state.choices.by === "align" && site.aligned;
+}
+
+export const alignment: ViewModule = {
+  name: "alignment",
+  title: "Alignment",
+  available: (site) => hasMaps(site) && site.name === "cross",
+  controls: (state, site) => asAlign(state, site) ? [] : ["layer", "b", "scale", "curve", "shared", ...(site.text(state.b).perHead ? (["head"] as const) : [])],
+  choices: [
+    {
+      name: "by",
+      label: "Links",
+      options: [["align", "As align takes them", "words, chosen layers, special tokens left out"], ["layer", "One layer", "the largest of each row of one map"]],
+      when: (_, site) => site.aligned,
+    },
+    {
+      name: "written",
+      label: "Target token",
+      options: [["false", "Read", "label each target position by the token it reads"], ["true", "Written", "label each target position by the token it is about to write"]],
+      when: (state, site) => state.level === "token" && !asAlign(state, site),
+    },
+  ],
+  ownWords: asAlign,
+  draw: (context) => (context.state.choices.by === "align" && context.document.alignment ? drawAligned(context, context.document.alignment) : draw(context)),
+};
+
+/** The links that `align` takes, between words, with the gold links that are known. */
+function drawAligned(context: Context, data: AlignmentData): Shown {
+  const { theme } = context;
+  const scores = unpackLayer(data.scores, 0);
+  const count = data.source.length;
+  const value = (row: number, column: number) => scores[row * count + column];
+  const name = (row: number, column: number) => `${column},${row}`;
+  const taken = new Set(data.links.map(([source, target]) => `${source},${target}`));
+  const sure = new Set(data.gold?.sure.map(([source, target]) => `${source},${target}`));
+  const possible = new Set(data.gold?.possible.map(([source, target]) => `${source},${target}`));
+  const missed = (data.gold?.sure ?? []).filter(([source, target]) => !taken.has(`${source},${target}`));
+  const right = (row: number, column: number) => !data.gold || sure.has(name(row, column)) || possible.has(name(row, column));
+  const columns = context.width >= 760 ? 2 : 1;
+  const width = Math.min(720, Math.floor((context.width - 24 * (columns - 1)) / columns) - 34);
+  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a word or a cell for its links.");
+  const word = (text: string) => h("code", { class: "token" }, shorten(visible(text), 32));
+  const found = { rows: context.matches(asItems(data.target)), columns: context.matches(asItems(data.source)) };
+  const show = (row: number, column: number) => {
+    for (const picture of [lines, map]) picture.highlight(row, column);
+    if (row >= 0 && column >= 0) line.replaceChildren(word(data.source[column]), " – ", word(data.target[row]), `: ${number(value(row, column), true)}${taken.has(name(row, column)) ? ", linked" : ""}${sure.has(name(row, column)) ? "; gold: sure" : possible.has(name(row, column)) ? "; gold: possible" : ""}`);
+    else line.replaceChildren("Point at a word or a cell for its links.");
+  };
+  const common = {
+    name: `${data.links.length} links between ${count} source and ${data.target.length} target words`,
+    width, rows: data.target.map(visible), columns: data.source.map(visible), rowHints: data.target.map(visible), columnHints: data.source.map(visible),
+    value, scale: { top: Math.max(0, ...scores), curve: "linear" as const, share: true }, theme, found, rowTitle: "target", columnTitle: "source",
+    hover: show, leave: () => show(-1, -1),
+  };
+  const lines = links({
+    ...common, min: null, colour: () => theme.family.norm,
+    only: [...data.links.map(([source, target]): [number, number] => [target, source]), ...missed.map(([source, target]): [number, number] => [target, source])],
+    stroke: (row, column) => taken.has(name(row, column)) ? { colour: right(row, column) ? theme.family.norm : theme.family.weight, dashed: false } : { colour: theme.muted, dashed: true },
+  });
+  const map = matrix({
+    ...common, colour: ramp("norm", theme.name), dotted: (row, column) => taken.has(name(row, column)),
+    framed: (row, column) => (sure.has(name(row, column)) ? "sure" : possible.has(name(row, column)) ? "possible" : undefined),
+  });
+  const wrong = data.links.filter(([source, target]) => !right(target, source)).length;
+  const score = data.gold && `AER ${number(data.gold.aer, true)}: ${data.links.length - wrong} of ${data.links.length} links are in the gold (blue), ${wrong} are not (amber), ${missed.length} sure ones were not found (dashed).`;
+  return {
+    element: h("div", { class: "compare alignment" },
+      h("div", { class: `panels columns-${columns}` },
+        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), h("p", { class: "note", "data-part": "how" }, data.how), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
+        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Scores of words"), h("p", {}, `A dot is a link that was taken${data.gold ? "; a frame is a gold link (dashed: only possible)" : ""}.`)), map.node, line))),
+    pictures: [{ title: "Alignment links", node: lines.node }, { title: "Scores of words", node: map.node }],
+    caption: `${data.how}${score ? ` ${score}` : ""}`,
+    table: {
+      columns: ["source", "source_word", "target", "target_word", "gold", "score"],
+      rows: () => data.links.map(([source, target, strength]): Cell[] => [source, data.source[source], target, data.target[target], data.gold ? (sure.has(`${source},${target}`) ? "sure" : possible.has(`${source},${target}`) ? "possible" : "none") : "", strength]),
+    },
+    focus: () => undefined,
+  };
+}
+
+function asItems(words: string[]): Item[] {
+  return words.map((text, index) => ({ members: [index], position: index, text, raw: text, continues: false }));
+}
+
+function draw(context: Context): Shown {
   const { state, site, theme } = context;
   const measure = state.b;
   const grid = gridOf(context, measure);
@@ -32,7 +122,7 @@ export function alignment(context: Context): Shown {
   const width = Math.min(720, Math.floor((context.width - 24 * (columns - 1)) / columns) - 34);
   const titles = axisTitles(site);
   // A decoder reads token i at position i and writes token i + 1 there; which of the two a link is about is a choice.
-  const written = state.written && state.level === "token";
+  const written = state.choices.written === "true" && state.level === "token";
   const next = site.data.query.text;
   const names = written ? context.query.map((item) => next[item.members[0] + 1] ?? "(end)") : labels(context.query);
   const common = {
@@ -56,16 +146,16 @@ export function alignment(context: Context): Shown {
   const map = matrix({ ...common, colour: colourOf(context, measure), marked: (row, column) => marked.has(`${row},${column}`) });
   const numbers = readout(context, [{ measure, grid, scale }]);
   const drawn: Drawn[] = [lines, map];
-  const family = MEASURES[measure].family;
+  const family = site.text(measure).family;
   return {
     element: h("div", { class: "compare alignment" },
       h("div", { class: `panels columns-${columns}` },
         h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h2", {}, "Alignment links"), h("p", {}, `for each target position the source position with the largest ${measureTitle(context, measure)}`),
           h("p", { class: "note" }, `Target positions are named by the token ${written ? "they are about to write" : "they read"}. Special tokens are not taken out, and nothing is symmetrized.`)), lines.node),
-        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h2", {}, measureTitle(context, measure)), h("p", {}, MEASURES[measure].says)), map.node)),
+        h("figure", { class: `panel ${family}` }, h("figcaption", {}, h("h2", {}, measureTitle(context, measure)), h("p", {}, site.text(measure).says)), map.node)),
       numbers.element),
     pictures: [{ title: "Alignment links (row maxima)", node: lines.node }, { title: measureTitle(context, measure), node: map.node }],
-    caption: `${SITE_TEXT[site.name]}, layer ${state.layer}; links are row maxima`,
+    caption: `${site.data.title}, layer ${state.layer}; links are row maxima`,
     table: {
       columns: ["query", "query_token", "written_token", "key", "key_token", measure, `${measure}_row_share`],
       rows: () => pairs.map(([row, column]): Cell[] => [

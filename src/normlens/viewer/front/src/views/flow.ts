@@ -1,19 +1,38 @@
-/** From one output token back through all layers to the inputs. */
+/** From one output token back through all layers to the inputs; of an explanation, its exact edges and states. */
 import { linkHorizontal } from "d3-shape";
-import { find, hint } from "../axis";
+import { find, hint, type Item } from "../axis";
 import { h } from "../dom";
 import { picture } from "../draw/svg";
 import { flow as shares, type Edge } from "../paths";
 import { number } from "../scale";
 import { fit, shorten, textWidth } from "../text";
-import { MEASURES, type Measure } from "../types";
-import { labels, SITE_TEXT, type Cell, type Context, type Shown } from "./context";
+import type { Measure } from "../types";
+import { labels, hasMaps, type Cell, type Context, type Shown, type ViewModule } from "./context";
+import { drawExact, hasFlow } from "./exact_flow";
 import { token } from "./readout";
 
 const MOST_EDGES = 900;
 const MEASURE: Measure = "attnresln_n";
 
-export function flow(context: Context): Shown {
+export const flow: ViewModule = {
+  name: "flow",
+  title: "Flow",
+  available: (site) => hasFlow(site) || (hasMaps(site) && site.name !== "cross"),
+  controls: (state, site) => [
+    "min",
+    ...(hasFlow(site.data) && site.steps > 1 ? (["step"] as const) : []),
+    ...(hasFlow(site.data) && state.choices.edges === "one" ? (["layer", "head"] as const) : []),
+  ],
+  choices: [
+    {
+      name: "edges", label: "Edges", when: (_, site) => hasFlow(site.data),
+      options: [["all", "All heads", "edges added over heads, in every layer"], ["one", "One head", "the edges of one head in one layer"]],
+    },
+  ],
+  draw: (context) => (hasFlow(context.site.data) ? drawExact(context) : draw(context)),
+};
+
+function draw(context: Context): Shown {
   const { site, state, theme } = context;
   const missing = !site.data.maps[MEASURE]
     ? "Flow is the product of the attnresln_n maps, and this run holds none: ask analyze for attnresln_n."
@@ -25,13 +44,15 @@ export function flow(context: Context): Shown {
   const layers = site.data.layers;
   const depth = layers.length;
   const pinned = find(items, state.query);
-  // The last token that is text: an end mark says less.
-  const lastText = items.findLastIndex((item) => site.data.query.words[item.members[0]] !== null);
+  // The last token that is a word: an end mark or a full stop says less.
+  const text = (item: Item) => site.data.query.words[item.members[0]] !== null;
+  const lastWord = items.findLastIndex((item) => text(item) && /[\p{L}\p{N}]/u.test(item.text));
+  const lastText = lastWord >= 0 ? lastWord : items.findLastIndex(text);
   const output = pinned >= 0 ? pinned : lastText >= 0 ? lastText : items.length - 1;
   const place = new Map<number, number>();
   items.forEach((item, index) => item.members.forEach((member) => place.set(member, index)));
   // The product runs over all tokens; words and spans are joined afterwards, so that no path is lost.
-  const cut = state.min ?? 0.004;
+  const cut = state.min ?? 0.004 * Math.min(1, 24 / items.length);
   const words = state.level === "word";
   const all = shares(site, MEASURE, items[output].members, words ? 0.01 * cut : cut);
   const node = Array.from({ length: depth + 1 }, () => new Float64Array(items.length));
@@ -81,7 +102,7 @@ export function flow(context: Context): Shown {
   for (const edge of [...kept].reverse()) {
     lines.append("path").attr("class", "edge").attr("data-layer", layers[edge.layer]).attr("data-query", edge.query).attr("data-key", edge.key).attr("data-share", edge.share)
       .attr("d", curve({ source: [x(edge.layer), y(edge.key)], target: [x(edge.layer + 1), y(edge.query)] })!)
-      .attr("stroke-width", Math.max(0.5, thick * edge.share).toFixed(2)).attr("stroke-opacity", (0.22 + 0.7 * Math.sqrt(edge.share)).toFixed(3));
+      .attr("stroke-width", Math.max(0.8, thick * edge.share).toFixed(2)).attr("stroke-opacity", (0.25 + 0.7 * Math.sqrt(edge.share / kept[0].share)).toFixed(3));
   }
   for (let level = 0; level <= depth; level++) {
     node[level].forEach((value, index) => {
@@ -90,6 +111,9 @@ export function flow(context: Context): Shown {
     });
   }
   const strongest = Math.max(...node[0]);
+  // The input that holds most, unless the traced position holds it itself.
+  const sink = node[0].reduce((best, value, index) => (index !== output && value > node[0][best] ? index : best), output === 0 ? Math.min(1, items.length - 1) : 0);
+  const gathered = sink === output ? 0 : node[0][sink];
   // The inputs that matter most are written first; others where there is room left.
   const taken: number[] = [];
   const roomy = (index: number) => !taken.some((other) => Math.abs(other - index) * step < 10.5);
@@ -100,16 +124,16 @@ export function flow(context: Context): Shown {
         .attr("font-variant-numeric", "tabular-nums").attr("font-weight", node[0][index] > 0.5 * strongest ? 700 : 400).attr("fill", theme.muted).text(number(node[0][index], true));
     }
   });
-  const text = (index: number, at: number, anchor: "start" | "end", bold: boolean) =>
+  const write = (index: number, at: number, anchor: "start" | "end", bold: boolean) =>
     svg.append("text").attr("x", at).attr("y", y(index)).attr("dy", "0.34em").attr("text-anchor", anchor).attr("font-size", size)
       .attr("fill", context.found.rows.has(index) ? theme.found : theme.ink).attr("font-weight", bold || context.found.rows.has(index) ? 700 : 400).text(fit(names[index], label - 4, size));
   names.forEach((_, index) => {
-    if (taken.includes(index)) text(index, left - valueWidth, "end", false);
+    if (taken.includes(index)) write(index, left - valueWidth, "end", false);
     else if (roomy(index)) {
       taken.push(index);
-      text(index, left - valueWidth, "end", false).attr("opacity", 0.55);
+      write(index, left - valueWidth, "end", false).attr("opacity", 0.55);
     }
-    if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) text(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
+    if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) write(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
     svg.append("rect").attr("class", "output-target").attr("data-index", index).attr("x", width - right).attr("y", y(index) - step / 2).attr("width", right).attr("height", step)
       .attr("fill", "transparent").attr("cursor", "pointer")
       .on("click", () => context.update({ query: items[index].members[0] }))
@@ -119,11 +143,13 @@ export function flow(context: Context): Shown {
   return {
     element: h("div", { class: "flow" }, h("figure", { class: "panel norm" },
       h("figcaption", {}, h("h2", {}, "Where ", token(items[output]), " draws from, through all layers"),
-        h("p", {}, "Product of the row-normalized ", MEASURES[MEASURE].name, " maps: every column of nodes sums to 100 %. Feed-forward blocks are not in it."),
+        h("p", {}, "Product of the row-normalized ", site.text(MEASURE).name, " maps: every column of nodes sums to 100 %. Feed-forward blocks are not in it."),
+        h("p", { class: "note", "data-part": "sink" }, "Products of maps accumulate attention sinks: a position that many layers draw a little from, often the first one or a special token, gathers more with every layer. Read this as where the vectors passed, not as what decided the output.",
+          gathered > 0.3 ? ` Here ${number(gathered, true)} arrive at ${shorten(items[sink].text, 24)} (position ${items[sink].position}).` : ""),
         h("p", { class: "note", "data-part": "note" }, `${kept.length.toLocaleString("en")} of ${all.total.toLocaleString("en")} steps between ${words ? "tokens, joined to words," : "positions"} drawn: ≥ ${number(shownCut, true)}. Choose an output token on the right, or with j and k.${place.size < site.keys ? " Positions outside the span take part but are not shown." : ""}${gaps ? " Layers without an attention site are passed over." : ""}`)),
       svg.node()!)),
     pictures: [{ title: `Flow into ${shorten(items[output].text, 40)} (position ${items[output].position})`, node: svg.node()! }],
-    caption: `${SITE_TEXT[site.name]}; product of the row-normalized ${MEASURES[MEASURE].name} maps, feed-forward blocks not in it; steps ≥ ${number(shownCut, true)} drawn`,
+    caption: `${site.data.title}; product of the row-normalized ${site.text(MEASURE).name} maps, feed-forward blocks not in it; steps ≥ ${number(shownCut, true)} drawn`,
     table: {
       columns: ["after_layer", "key", "key_token", "share_of_output"],
       rows: () => node.flatMap((row, level) => items.map((item, index): Cell[] => [level === 0 ? 0 : layers[level - 1], item.position, item.raw, row[index]])),

@@ -5,8 +5,8 @@ import { byteOf, colourBytes } from "../draw/matrix";
 import { legend, picture } from "../draw/svg";
 import { largest, shown, type Grid } from "../grid";
 import { position, type Scale } from "../scale";
-import { MEASURES, type Measure } from "../types";
-import { colourOf, scaleOf, SITE_TEXT, type Cell, type Context, type Shown } from "./context";
+import type { Measure } from "../types";
+import { colourOf, scaleOf, hasMaps, ownOf, topOf, type Cell, type Own, type Context, type Shown, type ViewModule } from "./context";
 
 interface Thumb {
   layer: number;
@@ -15,11 +15,19 @@ interface Thumb {
   head: number;
 }
 
-export function overview(context: Context): Shown {
+export const overview: ViewModule = {
+  name: "overview",
+  title: "Overview",
+  available: hasMaps,
+  controls: (_, site) => ["over", "scale", "curve", "shared", ...(site.name === "cross" ? [] : (["own"] as const))],
+  draw,
+};
+
+function draw(context: Context): Shown {
   const { site, state, theme } = context;
   const share = state.scale === "row";
   const perHead = state.over !== "layers";
-  const layered = site.measures().filter((measure) => !MEASURES[measure].perHead);
+  const layered = site.measures().filter((measure) => !site.text(measure).perHead);
   const columns = perHead ? site.data.heads.length : layered.length;
   const left = 58;
   const gap = 5;
@@ -35,11 +43,11 @@ export function overview(context: Context): Shown {
   const thumbs: Thumb[] = layers.flatMap((_, layer) =>
     Array.from({ length: columns }, (_, column) => ({ layer, column, measure: perHead ? (state.over as Measure) : layered[column], head: perHead ? column : 0 })));
   const svg = picture(width, bottom + 30, `Overview: ${layers.length} layers by ${columns} ${perHead ? "heads" : "measures"}`).attr("role", "group");
-  const title = perHead ? MEASURES[state.over as Measure].name : "All layer measures";
+  const title = perHead ? site.text(state.over as Measure).name : "All layer measures";
 
   const tops = new Map<Measure, number>();
   const sharedTop = (measure: Measure) => {
-    if (!tops.has(measure)) tops.set(measure, site.top(measure, share, context.query, context.key));
+    if (!tops.has(measure)) tops.set(measure, site.top(measure, share, context.query, context.key, state.own !== "shown"));
     return tops.get(measure)!;
   };
   if (perHead) {
@@ -50,7 +58,7 @@ export function overview(context: Context): Shown {
       .text(state.shared ? "each column ends at its largest value over all layers" : "each small map ends at its own largest value: compare patterns, not strengths");
   }
   for (let column = 0; column < columns; column++) {
-    const name = perHead ? `head ${site.data.heads[column]}` : MEASURES[layered[column]].name;
+    const name = perHead ? `head ${site.data.heads[column]}` : site.text(layered[column]).short;
     svg.append("text").attr("x", left + column * (cell + gap) + cell / 2).attr("y", 15).attr("text-anchor", "middle").attr("font-size", cell < 42 ? 9 : 11).attr("fill", theme.muted)
       .text(cell < 42 && perHead ? String(site.data.heads[column]) : name);
   }
@@ -68,19 +76,19 @@ export function overview(context: Context): Shown {
     const group = svg.append("g").attr("transform", `translate(${left + thumb.column * (cell + gap)},${top + thumb.layer * (tall + gap)})`)
       .attr("class", "thumb").attr("data-layer", layers[thumb.layer]).attr("data-column", thumb.column + 1)
       .attr("role", "button").attr("tabindex", chosen && thumb.column === Math.max(0, perHead ? site.data.heads.indexOf(state.head) : 0) ? 0 : -1).attr("data-chosen", chosen ? "" : null).attr("cursor", "pointer")
-      .attr("aria-label", `Open layer ${layers[thumb.layer]}, ${perHead ? `head ${site.data.heads[thumb.head]}` : MEASURES[thumb.measure].name}`)
+      .attr("aria-label", `Open layer ${layers[thumb.layer]}, ${perHead ? `head ${site.data.heads[thumb.head]}` : site.text(thumb.measure).name}`)
       .on("click", () => open(thumb))
       .on("keydown", (event: KeyboardEvent) => {
         if (event.key !== "Enter" && event.key !== " ") return;
         event.preventDefault();
         open(thumb);
       });
-    group.append("rect").attr("width", cell).attr("height", tall).attr("fill", ramp(MEASURES[thumb.measure].family, theme.name)(0)).attr("stroke", chosen ? theme.ink : theme.line).attr("stroke-width", chosen ? 2 : 1);
+    group.append("rect").attr("width", cell).attr("height", tall).attr("fill", ramp(site.text(thumb.measure).family, theme.name)(0)).attr("stroke", chosen ? theme.ink : theme.line).attr("stroke-width", chosen ? 2 : 1);
     return group;
   });
 
   // What a small map depends on beside its layer, head and measure; drawn ones are kept while it stays.
-  const key = [state.level, share, state.curve, state.shared, theme.name, Math.round(cell), context.query[0].position, context.query.length, context.key[0].position, context.key.length].join();
+  const key = [state.level, share, state.curve, state.own, state.shared, theme.name, Math.round(cell), context.query[0].position, context.query.length, context.key[0].position, context.key.length].join();
   if (site.thumbnails.get("key") !== key) site.thumbnails.clear();
   site.thumbnails.set("key", key);
   // Layer by layer, so that a large page answers while it fills.
@@ -93,8 +101,8 @@ export function overview(context: Context): Shown {
       let address = site.thumbnails.get(name);
       if (!address) {
         const grid = site.grid(thumb.measure, thumb.layer, thumb.head, context.query, context.key);
-        const end = state.shared ? sharedTop(thumb.measure) : largest(grid, share);
-        address = thumbnail(grid, scaleOf(context, thumb.measure, end), colourOf(context, thumb.measure), 2 * cell, site.causal);
+        const end = state.shared ? sharedTop(thumb.measure) : topOf(context, thumb.measure, grid);
+        address = thumbnail(grid, scaleOf(context, thumb.measure, end), colourOf(context, thumb.measure), 2 * cell, site.causal, ownOf(context, grid, end));
         site.thumbnails.set(name, address);
       }
       nodes[index].append("image").attr("href", address)
@@ -108,11 +116,12 @@ export function overview(context: Context): Shown {
 
   return {
     element: h("div", { class: "overview" }, h("figure", { class: "panel" },
-      h("figcaption", {}, h("h2", {}, title), h("p", {}, perHead ? `${MEASURES[state.over as Measure].says}; choose one to open it` : "one column for each measure; choose one to open it"),
-        ...Object.entries(site.data.omitted).map(([measure, why]) => h("p", { class: "note" }, `${MEASURES[measure as Measure].name} ${why}.`))),
+      h("figcaption", {}, h("h2", {}, title), h("p", {}, perHead ? `${site.text(state.over as Measure).says}; choose one to open it` : "one column for each measure; choose one to open it"),
+        site.name === "cross" || state.own === "shown" ? null : h("p", { class: "note", "data-part": "own" }, `Own part (what a position gives to itself) ${state.own === "faded" ? "in grey" : "not drawn"}; scales end at the largest of the rest.`),
+        ...Object.entries(site.data.omitted).map(([measure, why]) => h("p", { class: "note" }, `${site.text(measure as Measure).name} ${why}.`))),
       h("div", { class: "scroll" }, svg.node()!))),
     pictures: [{ title, node: svg.node()! }],
-    caption: `${SITE_TEXT[site.name]}, all layers; ${share ? "shares of each row" : "absolute values"}`,
+    caption: `${site.data.title}, all layers; ${share ? "shares of each row" : "absolute values"}`,
     table: {
       columns: ["layer", perHead ? "head" : "measure", "largest", "largest_row_share", "query", "query_token", "key", "key_token", ...(site.name === "cross" ? [] : ["mean_self_share"])],
       rows: () => thumbs.map((thumb) => {
@@ -133,16 +142,21 @@ export function overview(context: Context): Shown {
 }
 
 /** A map as a small image; where cells outnumber pixels each pixel shows the largest, so that no peak is lost. */
-export function thumbnail(grid: Grid, scale: Scale, colour: (t: number) => string, pixels: number, causal: boolean): string {
+export function thumbnail(grid: Grid, scale: Scale, colour: (t: number) => string, pixels: number, causal: boolean, own?: Own): string {
   const step = Math.max(1, Math.ceil(Math.max(grid.rows, grid.columns) / pixels));
   const columns = Math.ceil(grid.columns / step);
   const rows = Math.ceil(grid.rows / step);
   const peak = new Float32Array(columns * rows);
+  const ownPeak = new Float32Array(columns * rows);
   for (let row = 0; row < grid.rows; row++) {
     const base = Math.floor(row / step) * columns;
     for (let column = 0; column < grid.columns; column++) {
       const place = base + Math.floor(column / step);
       const value = shown(grid, row, column, scale.share);
+      if (own?.is(row, column)) {
+        ownPeak[place] = Math.max(ownPeak[place], Math.abs(value));
+        continue;
+      }
       if (Math.abs(value) > Math.abs(peak[place])) peak[place] = value;
     }
   }
@@ -152,10 +166,14 @@ export function thumbnail(grid: Grid, scale: Scale, colour: (t: number) => strin
   const context = canvas.getContext("2d")!;
   const image = context.createImageData(columns, rows);
   const bytes = colourBytes(colour);
+  const greys = own ? colourBytes(own.colour) : bytes;
   for (let place = 0; place < peak.length; place++) {
     if (causal && place % columns > Math.floor(place / columns)) continue;
-    const code = byteOf(position(scale, peak[place]));
-    image.data.set([bytes[code], bytes[code + 1], bytes[code + 2], 255], 4 * place);
+    // A pixel of one cell is the own part; one of many shows the rest, which is what a small map is looked at for.
+    const alone = own && ownPeak[place] > 0 && (step === 1 || peak[place] === 0);
+    if (alone && own.mode === "hidden") continue;
+    const [table, code] = alone ? [greys, byteOf(own.top > 0 ? ownPeak[place] / own.top : 0)] : [bytes, byteOf(position(scale, peak[place]))];
+    image.data.set([table[code], table[code + 1], table[code + 2], 255], 4 * place);
   }
   context.putImageData(image, 0, 0);
   return canvas.toDataURL("image/png");

@@ -5,7 +5,7 @@ import { h } from "../dom";
 import { shown, type Grid } from "../grid";
 import { number, position, type Scale } from "../scale";
 import { shorten, visible } from "../text";
-import { MEASURES, type Measure } from "../types";
+import type { Measure } from "../types";
 import { focusAt, headIndex, layerIndex, places, type Context, type Focus } from "./context";
 
 export interface Side {
@@ -22,7 +22,7 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
   const element = h("section", { class: "readout", "aria-label": "Numbers of the chosen token" }, line, lists);
 
   // Beside maps per head stands what they are made of: the norm of each contributing position's transformed vector.
-  const perHead = sides.some((side) => MEASURES[side.measure].perHead);
+  const perHead = sides.some((side) => context.site.text(side.measure).perHead);
   const norms = perHead ? context.site.fNorm(layerIndex(context)) : null;
   const normOf = (item: Item) => {
     const base = headIndex(context) * context.site.keys;
@@ -34,13 +34,13 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
     const order = items.map((_, index) => index);
     const strength = (index: number) => Math.max(...sides.map((side) => Math.abs(value(side, index)) / (side.scale.top || 1)));
     order.sort((a, b) => strength(b) - strength(a));
-    const head = h("tr", {}, h("th", { scope: "col" }, "token"), ...sides.map((side) => h("th", { scope: "col", class: MEASURES[side.measure].family }, MEASURES[side.measure].name)), extra ? h("th", { scope: "col" }, "‖f(x)‖") : null);
+    const head = h("tr", {}, h("th", { scope: "col" }, "token"), ...sides.map((side) => h("th", { scope: "col", class: context.site.text(side.measure).family }, context.site.text(side.measure).short)), extra ? h("th", { scope: "col" }, "‖f(x)‖") : null);
     const rows = order.filter((index) => strength(index) > 0).slice(0, LISTED).map((index) =>
       h("tr", { "data-index": items[index].members[0] },
         h("th", { scope: "row", title: hint(items[index]) }, shorten(label(items[index]), 16)),
         ...sides.map((side) => {
           const amount = value(side, index);
-          const bar = h("i", { class: `bar ${MEASURES[side.measure].family}` });
+          const bar = h("i", { class: `bar ${context.site.text(side.measure).family}` });
           bar.style.width = `${(100 * Math.abs(position({ ...side.scale, curve: "linear" }, amount))).toFixed(1)}%`;
           return h("td", {}, h("b", {}, number(amount, side.scale.share)), h("span", { class: "track" }, bar));
         }),
@@ -54,7 +54,7 @@ export function readout(context: Context, sides: Side[]): { element: HTMLElement
     lists.replaceChildren();
     const share = (side: Side) => (r: number, c: number) => shown(side.grid, r, c, side.scale.share);
     if (row >= 0 && column >= 0) {
-      const texts = sides.map((side) => `${MEASURES[side.measure].name} ${number(share(side)(row, column), side.scale.share)}`);
+      const texts = sides.map((side) => `${context.site.text(side.measure).short} ${number(share(side)(row, column), side.scale.share)}`);
       line.replaceChildren(
         token(context.query[row]), ` draws from `, token(context.key[column]), `: ${texts.join(" · ")}`,
       );

@@ -1,23 +1,25 @@
-"""What `analysis.show()` returns: a view that a notebook draws and a plain shell opens in the browser."""
+"""What `analysis.show()` returns: a view that a notebook draws and a plain shell opens in the browser.
+
+The notebook widget is the page's front end with its data and view as synchronized traits; it needs `anywidget`.
+"""
 
 from __future__ import annotations
 
 import html
 import importlib.util
-import os
 import sys
 import tempfile
 import webbrowser
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from normlens.viewer.page import save_html, to_html
+from normlens.viewer.page import bundle, save_html, to_html, to_json
 
 
 class View:
-    """One payload, ready to be seen: in a notebook by being the last value of a cell, elsewhere by `open()`."""
+    """One page's data, ready to be seen: in a notebook by being the last value of a cell, elsewhere by `open()`."""
 
     def __init__(self, document: Mapping[str, Any], view: str = "") -> None:
         self.document = document
@@ -32,9 +34,7 @@ class View:
     @cached_property
     def widget(self) -> Any:
         """The anywidget of this view; needs `pip install "normlens[notebook]"`."""
-        from normlens.viewer.widget import Viewer
-
-        return Viewer(self.document, self._view)
+        return _widget_class()(document=to_json(self.document), view=self._view)
 
     def save_html(self, path: str | Path) -> Path:
         """Write the view as one HTML file that opens offline."""
@@ -42,9 +42,9 @@ class View:
 
     def open(self) -> Path:
         """Write the page to a private temporary file, open it in the browser and return its path."""
-        handle, name = tempfile.mkstemp(prefix="normlens-", suffix=".html")
-        os.close(handle)
-        self.path = save_html(self.document, name)
+        # In a folder that nobody else can enter, since the page takes its place in it by a rename.
+        self.path = save_html(self.document, Path(tempfile.mkdtemp(prefix="normlens-")) / "view.html")
+        self.path.chmod(0o600)
         webbrowser.open(self.path.as_uri() + (f"#{self._view}" if self._view else ""))
         return self.path
 
@@ -65,6 +65,22 @@ class View:
         )
 
 
+@cache
+def _widget_class() -> Any:
+    """The widget of Jupyter, VS Code, Colab and marimo, made when it is first asked for: `anywidget` is an extra."""
+    import anywidget
+    import traitlets
+
+    class Viewer(anywidget.AnyWidget):
+        """`view` is what the reader chose, in the form of the page's address (`view=flow&layer=5`): read it, set it."""
+
+        _esm = bundle("widget.js")
+        document = traitlets.Unicode(help="The page's data as JSON text.").tag(sync=True)
+        view = traitlets.Unicode("", help="The choices of the reader that differ from the opening view.").tag(sync=True)
+
+    return Viewer
+
+
 def in_notebook() -> bool:
     """Is a notebook (Jupyter, VS Code, Colab, marimo) running this code, so that it will draw the last value?"""
     marimo = sys.modules.get("marimo")
@@ -75,9 +91,9 @@ def in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def show(document: Mapping[str, Any], view: str = "") -> View:
-    """A view of the payload; outside a notebook it opens in the browser at once."""
-    shown = View(document, view)
+def show(data: Mapping[str, Any], view: str = "") -> View:
+    """A view of a page's data; outside a notebook it opens in the browser at once."""
+    shown = View(data, view)
     if not in_notebook():
         shown.open()
     return shown

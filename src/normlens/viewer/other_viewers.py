@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.measures import MEASURES
 
-_WEIGHTS = ("alpha", "attn_w", "attnres_w")
+if TYPE_CHECKING:
+    import torch
 
 
 def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> dict[str, Any]:
@@ -48,8 +49,10 @@ def to_circuitsvis(data: xr.Dataset, layer: int, measure: str = "alpha") -> dict
 
 
 def _layers(data: xr.Dataset, measure: str) -> list[torch.Tensor]:
+    import torch  # BertViz takes tensors; nothing else here needs them
+
     values = _per_head(data, measure)
-    if measure not in _WEIGHTS:
+    if not (measure in MEASURES and MEASURES[measure].weights):
         sums = values.sum("key")
         values = values / sums.where(sums > 0, 1.0)
     return [

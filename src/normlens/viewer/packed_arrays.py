@@ -18,13 +18,17 @@ Encoding = Literal["f16", "q8"]
 _F16_TOP = 32768.0
 
 
-def pack(values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16") -> dict[str, Any]:
-    """One chunk of text per layer, with what is needed to read it back (`unpack`, and `payload.ts` in the page).
+def pack_layers(
+    values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16", *, own_apart: bool = False
+) -> dict[str, Any]:
+    """One chunk of text per layer, with what is needed to read it back (`unpack_layers`, and `unpack.ts` in the page).
 
     `f16`: `value = scale[layer] * float16`, relative error at most 2^-11; the bytes are stored low plane first.
     `q8`: `value = top[row] * (code / 255)^2`, so a value of 1 % of its row's top is right to 4 %; never negative.
+    With `own_apart`, 8-bit codes leave the diagonal of `[layer, query, key]` out, which would take most of each row's
+    range, and keep it as float32.
 
-    >>> unpack(pack(np.array([[0.25, 0.5]]))).tolist()
+    >>> unpack_layers(pack_layers(np.array([[0.25, 0.5]]))).tolist()
     [[0.25, 0.5]]
     """
     bad = sum(int(layer.size - np.isfinite(layer).sum()) for layer in values)
@@ -33,17 +37,20 @@ def pack(values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16") -
             f"The viewer draws finite numbers only: {bad} of {values.size} values are NaN or infinite. "
             "Look for the layer that produced them before drawing."
         )
-    chunk = _f16_chunk if encoding == "f16" else _q8_chunk
-    chunks = [chunk(np.asarray(layer, dtype=np.float64)) for layer in values]  # one layer at a time: maps are large
+    apart = own_apart and encoding == "q8"
+    chunks = []
+    for layer in values:  # one at a time: maps are large
+        numbers = np.asarray(layer, dtype=np.float64)
+        chunks.append(_f16_chunk(numbers) if encoding == "f16" else _q8_chunk(numbers, apart))
     return {
         "encoding": encoding,
         "shape": list(values.shape),
         "scale": [scale for scale, _ in chunks],
         "data": [base64.b64encode(zlib.compress(data, 6)).decode("ascii") for _, data in chunks],
-    }
+    } | ({"own_apart": True} if apart else {})
 
 
-def unpack(packed: dict[str, Any]) -> Float[NDArray[Any], "layer ..."]:
+def unpack_layers(packed: dict[str, Any]) -> Float[NDArray[Any], "layer ..."]:
     """The numbers that a page will read from a packed array."""
     shape = tuple(packed["shape"])
     layers = []
@@ -54,9 +61,13 @@ def unpack(packed: dict[str, Any]) -> Float[NDArray[Any], "layer ..."]:
             layers.append(np.ascontiguousarray(planes.T).view("<f2").astype(np.float64).reshape(shape[1:]) * scale)
         else:
             rows = int(np.prod(shape[1:-1]))
-            top = np.frombuffer(data[: 4 * rows], "<f4").astype(np.float64)
-            codes = np.frombuffer(data[4 * rows :], np.uint8).reshape(rows, shape[-1])
-            layers.append((top[:, None] * (codes / 255.0) ** 2).reshape(shape[1:]))
+            heads = 2 if packed.get("own_apart") else 1
+            top, *own = np.frombuffer(data[: 4 * heads * rows], "<f4").astype(np.float64).reshape(heads, rows)
+            codes = np.frombuffer(data[4 * heads * rows :], np.uint8).reshape(rows, shape[-1])
+            layer = top[:, None] * (codes / 255.0) ** 2
+            if own:
+                np.fill_diagonal(layer, own[0])
+            layers.append(layer.reshape(shape[1:]))
     return np.stack(layers) if layers else np.zeros(shape)
 
 
@@ -68,11 +79,15 @@ def _f16_chunk(layer: NDArray[np.float64]) -> tuple[float, bytes]:
     return scale, np.ascontiguousarray(halves.view(np.uint8).reshape(-1, 2).T).tobytes()
 
 
-def _q8_chunk(layer: NDArray[np.float64]) -> tuple[float, bytes]:
+def _q8_chunk(layer: NDArray[np.float64], own_apart: bool) -> tuple[float, bytes]:
     rows = layer.reshape(-1, layer.shape[-1])
     if rows.min(initial=0.0) < 0:
         raise InputError("8-bit codes hold no negative values: pack an array with signs as float16.")
+    own = b""
+    if own_apart:
+        own = np.diagonal(rows).astype("<f4").tobytes()
+        rows = np.where(np.eye(len(rows), dtype=bool), 0.0, rows)
     top = rows.max(axis=1, initial=0.0).astype("<f4")
     ratio = rows / np.where(top > 0, top, 1.0)[:, None]
     codes = np.rint(255.0 * np.sqrt(np.clip(ratio, 0.0, 1.0))).astype(np.uint8)
-    return 1.0, top.tobytes() + codes.tobytes()
+    return 1.0, top.tobytes() + own + codes.tobytes()

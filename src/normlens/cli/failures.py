@@ -1,0 +1,199 @@
+"""Where every failure of the command ends: one sentence on standard error, and an exit code.
+
+| what happened | exit code |
+|---|---|
+| a mistake of the user's, or a model, file or machine that does not serve: `NormlensError`, wrong usage | 2 |
+| an error that nobody foresaw; its traceback goes into a log file that the sentence names | 70 |
+| Ctrl-C; the sentence says how to go on | 130 |
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import typer
+
+from normlens.cli.terminal import visible
+from normlens.errors import InputError, NormlensError
+from normlens.files import write_text
+
+WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
+
+#: The base of what typer raises where a command line is wrong; it has no public name.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def exit_code(run: Callable[[], None], after_interruption: str) -> int:
+    """Run a command to its end, whatever the end is, and return the exit code."""
+    try:
+        with _guarded_streams():
+            code = 0
+            try:
+                run()
+            except typer.Exit as stop:
+                code = stop.exit_code
+            sys.stdout.flush()
+        return code
+    except NormlensError as error:
+        return _end(WRONG, str(error))
+    except _UsageError as error:
+        return _end(WRONG, _usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _end(INTERRUPTED, f"interrupted; {after_interruption}")
+    except Exception as error:
+        return _end(UNFORESEEN, _unforeseen(error))
+
+
+def _end(code: int, sentence: str) -> int:
+    _complain(f"normlens: {' '.join(visible(sentence).split())}")
+    return code
+
+
+def _complain(text: str) -> None:
+    """Print to standard error; where that is closed or full, the exit code alone has to speak."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def _usage(error: Any) -> str:
+    """What typer says about a wrong command line, as a sentence in our own voice."""
+    message = error.format_message().rstrip(". ")
+    path = error.ctx.command_path if error.ctx is not None else "normlens"
+    joint = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{joint} `{path} --help`"
+
+
+def _unforeseen(error: Exception) -> str:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    report = _report(error)
+    for folder in (_state_folder(), Path(tempfile.gettempdir())):
+        try:
+            log = write_text(folder / f"normlens-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log", report)
+        except NormlensError:
+            continue
+        return f"an error that should not happen ({what[:300]}); please report it with the log file {log}"
+    _complain(report)  # nowhere to write: better on the screen than lost
+    return f"an error that should not happen ({what[:300]}); please report it with the lines above"
+
+
+def _report(error: Exception) -> str:
+    from normlens.provenance import versions
+
+    lines = [
+        f"time: {datetime.now().astimezone().isoformat(timespec='seconds')}",
+        f"command: {sys.argv!r}",
+        f"versions: {versions()}",
+        f"platform: {platform.platform()}",
+        "",
+        "".join(traceback.format_exception(error)),
+    ]
+    return "\n".join(lines)
+
+
+def _state_folder() -> Path:
+    """Where a program of this system leaves its logs."""
+    if sys.platform == "darwin":
+        return Path("~/Library/Logs/normlens").expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser() / "normlens" / "logs"
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "normlens"
+
+
+@contextmanager
+def _guarded_streams() -> Iterator[None]:
+    """Standard streams that are closed, full or broken give sentences while the block runs."""
+    _occupy_standard_descriptors()
+    before = sys.stdin, sys.stdout, sys.stderr
+    for stream in before[1:]:
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows few characters is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdin = before[0] if before[0] is not None else cast(TextIO, _ClosedInput())
+    sys.stdout = cast(TextIO, _GuardedOutput(before[1]))
+    sys.stderr = before[2] if before[2] is not None else io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _occupy_standard_descriptors() -> None:
+    """A closed descriptor 0, 1 or 2 would be given to the next file that is opened, and prints would go into it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+
+
+class _ClosedInput:
+    """Standard input that was closed before the command began."""
+
+    closed = True
+
+    def isatty(self) -> bool:
+        return False
+
+    @property
+    def buffer(self) -> Any:
+        raise InputError("standard input must be open to be read: it is closed; pipe a text into the command")
+
+    def read(self, *_: Any) -> str:
+        return cast(str, self.buffer)
+
+    readline = readlines = __iter__ = read
+
+
+class _GuardedOutput:
+    """Standard output that says in a sentence why it could not be written."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if self._stream is None:
+            raise InputError("standard output must be open to be written: it is closed; send it to a file or /dev/null")
+        with self._sentences():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with self._sentences():
+                self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            _let_go(self._stream)
+            if error.errno == errno.EPIPE:
+                raise InputError(
+                    "standard output must stay open until all is written: whoever read it has stopped reading"
+                ) from error
+            raise InputError(
+                f"standard output must be writable: it is not ({error.strerror or error}); make room, or send it elsewhere"
+            ) from error
+
+
+def _let_go(stream: TextIO | None) -> None:
+    """Point a broken stream to nowhere, so that the interpreter does not fail on what is left in it when it ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, cast(TextIO, stream).fileno())
+        os.close(nowhere)

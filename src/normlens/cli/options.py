@@ -1,0 +1,65 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="Hub name or folder of a model; without it, the embedded one.")
+]
+GgufOption = Annotated[
+    str | None, typer.Option("--gguf-file", help="A GGUF file in the model's folder, made full precision at load.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is already at the output's place.")]
+
+
+def open_lens(model: str | None, gguf_file: str | None = None, device: str | None = None) -> Lens:
+    """Load a model without the loading bars of other libraries, unless somebody is watching."""
+    watched = sys.stderr.isatty()
+    if not watched:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read once, when tqdm is imported
+    with _no_garbage_collection(), warnings.catch_warnings():
+        from transformers.utils import logging
+
+        from normlens.lens import load
+
+        logging.set_verbosity_error()
+        if not watched:
+            logging.disable_progress_bar()
+        warnings.simplefilter("ignore", UserWarning)  # advice about optional tokenizer packages
+        lens = load(model, gguf_file=gguf_file) if gguf_file else load(model)
+    if device is not None:
+        try:
+            lens.model.to(device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such device, or no room on it
+            reason = str(error).splitlines()[0][:200]
+            raise InputError(
+                f"a device is one that PyTorch finds here: {device!r} cannot be used ({reason})"
+            ) from error
+    return lens
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Importing torch makes a million objects that stay; to search them for garbage is a tenth of the wait."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,136 @@
+"""What the alignment view opens on: the links that `align` takes from a pair, or those that an `Aligner` gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from normlens.alignment.extraction import Joining, cell_shares, extract_links, join_directions, row_shares
+from normlens.alignment.layer_choice import Agreement
+from normlens.alignment.links import Annotation, Link
+from normlens.alignment.scoring import Counts
+from normlens.errors import InputError
+from normlens.measures import MAPS, MEASURES
+from normlens.text.tokens import is_special, readable_tokens, words_by_marks
+from normlens.viewer.packed_arrays import pack_layers
+
+if TYPE_CHECKING:
+    from normlens.alignment.aligner import Aligner
+
+#: Gold links of one pair: sure and possible ones, or a plain set of sure ones.
+Gold = Annotation | Iterable[Link]
+
+
+def suggested_alignment(cross: xr.Dataset) -> dict[str, Any] | None:
+    """The links of one pair as `align` takes them from one direction: ATTN-N, the token that is read, layers that agree.
+
+    None where there is nothing to take them from: no map, no words on a side, or a difference of two runs.
+    """
+    measure = next((name for name in ("attn_n", *MAPS) if name in cross), None)
+    source, target = _words(cross, "key"), _words(cross, "query")
+    # The first position of the target has no row before it, so a word that begins there cannot be read both ways.
+    if measure is None or not source or not target or any(min(places) == 0 for _, places in target):
+        return None
+    maps = np.asarray(cross[measure].transpose("layer", "query", "key").values, dtype=np.float64)
+    if maps.min(initial=0.0) < 0:
+        return None
+    inside = {place for _, places in source for place in places}
+    special = [place for place in range(maps.shape[-1]) if place not in inside]
+    columns = [maps[..., places].sum(-1) for _, places in source]
+    null = maps[..., special].max(-1) if special else np.zeros(maps.shape[:2])
+    joined = np.stack([*columns, null], axis=-1)
+    awi = np.stack([joined[:, places].mean(1) for _, places in target], axis=1)
+    awo = np.stack([joined[:, [place - 1 for place in places]].mean(1) for _, places in target], axis=1)
+    layers = tuple(int(layer) for layer in cross["layer"].values)
+    chosen = Agreement.of(layers, awi, awo).auto("awi")
+    mean = np.mean([row_shares(awi[layers.index(layer)]) for layer in chosen], axis=0)
+    links = extract_links(mean, "argmax")
+    how = (
+        f"As align reads this pair in one direction: {MEASURES[measure].title}, rows of the token that is read, "
+        f"{_layers(chosen)}, subwords joined to words, special tokens left out. A corpus chooses layers better, and a "
+        "second model for the other direction gives better links: see Aligner."
+    )
+    return _document([word for word, _ in source], [word for word, _ in target], mean[:, :-1], links, None, how)
+
+
+def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None = None) -> dict[str, Any]:
+    """The page's data for a pair that an aligner aligned; `gold` links are framed and scored."""
+    aligned = aligner.align_pair(source, target)
+    if aligned.problem is not None:
+        raise InputError(f"A page shows a pair that can be aligned: this one has {aligned.problem}.")
+    setting = aligner.choices.setting
+    (forward,) = aligner.forward.maps([aligner.forward.encoder(source, target)], aligner.layers["forward"], setting)
+    assert forward is not None, "a pair without a problem has a map"
+    strength = row_shares(forward)[:, :-1]
+    if aligner.reverse is not None:
+        (reverse,) = aligner.reverse.maps([aligner.reverse.encoder(target, source)], aligner.layers["reverse"], setting)
+        assert reverse is not None, "a pair without a problem has a map"
+        how_joined: Joining = "sum" if aligner.choices.symmetrize == "sum" else "product"
+        strength = cell_shares(join_directions(forward, reverse, how_joined))
+    annotation = None if gold is None else gold if isinstance(gold, Annotation) else Annotation.of(gold)
+    if annotation is not None:
+        outside = [
+            link
+            for link in annotation.possible
+            if not (link[0] < len(aligned.source) and link[1] < len(aligned.target))
+        ]
+        if outside:
+            raise InputError(
+                f"Gold links join words of the pair, counted from 0: {sorted(outside)[0]} is not among "
+                f"{len(aligned.source)} source and {len(aligned.target)} target words."
+            )
+    from normlens.viewer.page_data import analysis_page, plain  # which shows suggested links, and so comes after this
+
+    analysis = aligner.forward.lens.analyze(source, target=target)
+    found = _document(aligned.source, aligned.target, strength, aligned.links, annotation, aligner.signature())
+    return analysis_page(analysis) | {"alignment": plain(found)}
+
+
+def _document(
+    source: Iterable[str],
+    target: Iterable[str],
+    scores: NDArray[np.float64],
+    links: Iterable[Link],
+    gold: Annotation | None,
+    how: str,
+) -> dict[str, Any]:
+    chosen = frozenset(links)
+    document: dict[str, Any] = {
+        "source": list(source),
+        "target": list(target),
+        "scores": pack_layers(scores[None]),
+        "links": sorted([s, t, float(scores[t, s])] for s, t in chosen),
+        "how": how,
+    }
+    if gold is not None:
+        document["gold"] = {
+            "sure": sorted(map(list, gold.sure)),
+            "possible": sorted(map(list, gold.possible - gold.sure)),
+            "aer": float(Counts.of(chosen, gold).aer),
+        }
+    return document
+
+
+def _words(data: xr.Dataset, axis: str) -> list[tuple[str, list[int]]]:
+    """The words of an axis with their places; special tokens belong to none."""
+    tokens = [str(token) for token in data[f"{axis}_token"].values]
+    texts = readable_tokens(tokens)
+    special = {token for token in tokens if is_special(token)}
+    known = f"{axis}_word" in data.coords
+    numbers = data[f"{axis}_word"].values.tolist() if known else words_by_marks(tokens, special)
+    words: dict[Any, tuple[list[str], list[int]]] = {}
+    for place, (token, text, number) in enumerate(zip(tokens, texts, numbers, strict=True)):
+        if token not in special and number is not None and number >= 0:
+            parts, places = words.setdefault(number, ([], []))
+            parts.append(text)
+            places.append(place)
+    # A word's first token may be a bare mark for the space before it.
+    return [("".join(parts).lstrip("␣") or "".join(parts), places) for parts, places in words.values()]
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
