@@ -13,7 +13,7 @@ from jaxtyping import install_import_hook
 # Compiled loops are left alone: numba compiles what it is given, and a checked function is not that any more.
 _DECOMPOSE = Path(__file__).parent.parent / "src" / "normlens" / "decompose"
 _CHECKED = [
-    f"normlens.decompose.{file.stem}" for file in _DECOMPOSE.glob("*.py") if file.stem not in ("__init__", "kernels")
+    f"normlens.decompose.{file.stem}" for file in _DECOMPOSE.glob("*.py") if file.stem not in ("__init__", "process")
 ]
 install_import_hook(_CHECKED, "beartype.beartype")
 

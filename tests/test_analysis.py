@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import normlens
 from normlens import Analysis, Lens
 from normlens.errors import InputError
+from normlens.seals import seal_folder
 from tests import tiny
 
 
@@ -123,9 +124,9 @@ def test_overwriting_never_removes_what_is_no_analysis(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=r"the result must be writable: .*run.zarr is not"):
+    with pytest.raises(InputError, match=r"the output must be writable: .*run.zarr is not"):
         example().save(tmp_path / "file" / "run.zarr")
-    with pytest.raises(InputError, match=r"the result must be writable"):
+    with pytest.raises(InputError, match=r"the output must be writable"):
         example().save("/proc/normlens/run.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -139,7 +140,10 @@ def test_opening_what_is_no_analysis(tmp_path: Path) -> None:
     record = json.loads(meta["attributes"]["normlens"])
     meta["attributes"]["normlens"] = json.dumps(record | {"format": 99})
     (path / "zarr.json").write_text(json.dumps(meta))
-    with pytest.raises(InputError, match=r"has format 1: .* has 99; update normlens"):
+    with pytest.raises(InputError, match=r"must be as it was written: .*zarr.json was changed or damaged"):
+        normlens.open(path)
+    seal_folder(path)
+    with pytest.raises(InputError, match=r"has format 2: .* has 99; update normlens"):
         normlens.open(path)
 
 

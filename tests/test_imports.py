@@ -12,19 +12,17 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "normlens"
 #: The flow of the design, in order: a module may import from its own room and from those before it.
 ORDER = [
-    ("errors", "references"),
+    ("errors", "files", "seals", "provenance", "inputs"),
     ("decompose",),
     ("measures",),
-    ("proof",),
+    ("proof", "word_level"),
     ("anatomy",),
-    ("prepared",),
-    ("capture",),
-    ("settings", "streaming", "encoding", "provenance", "weights", "loading"),
-    ("memory",),
-    ("analysis", "observe", "collect"),
+    ("request", "text"),
+    ("capture", "streaming", "expansion", "loading", "zarr_folder"),
+    ("analysis", "explanation"),
+    ("storage",),
     ("lens",),
-    ("summary", "corpus", "alignment", "attribution", "plots", "viewer", "families"),
-    ("opening",),
+    ("corpus", "alignment", "attribution", "plots", "viewer", "families"),
     ("experiments",),
     ("cli",),
 ]
@@ -69,6 +67,73 @@ def test_imports_point_one_way(path: Path) -> None:
         other = room(module)
         if other is not None and other != own:
             assert other in RANK and RANK[other] <= RANK[own], f"{path.name} imports {module}, which comes later"
+
+
+#: The order of rooms inside of packages that have them.
+INNER = {
+    "corpus": [("reading", "accumulators"), ("counting",), ("running",)],
+}
+#: Methods that draw, save or open results import what they need inside the function, though it comes later in the flow.
+LATE = {
+    "analysis.py": {"viewer", "storage", "plots"},
+    "explanation.py": {"viewer", "storage", "plots"},
+    "lens.py": {"corpus", "attribution"},
+    "storage.py": {"corpus"},
+    "corpus": {"plots"},
+    "alignment": {"viewer", "plots"},
+}
+
+
+@pytest.mark.parametrize("package", INNER)
+def test_rooms_inside_of_packages_point_one_way_too(package: str) -> None:
+    rank = {name: number for number, names in enumerate(INNER[package]) for name in names}
+    for path in (SOURCE / package).rglob("*.py"):
+        own = path.relative_to(SOURCE / package).parts[0]
+        if own == "__init__.py":
+            continue
+        assert own in rank, f"{package}/{own} has no place: add it to INNER"
+        for module in imports(path, top_level_only=True):
+            parts = module.split(".")
+            if parts[:2] == ["normlens", package] and len(parts) > 2 and parts[2] in rank:
+                assert rank[parts[2]] <= rank[own], f"{package}/{own}: {path.name} imports {module}, which comes later"
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    """Cycles hide between modules of one room, where the order of rooms does not look."""
+    names = {".".join(("normlens", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph = {
+        name: {
+            found for module in imports(path, top_level_only=True) if (found := _known(module, names)) and found != name
+        }
+        for name, path in names.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " imports ".join((*way[way.index(name) :], name))
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def _known(module: str, names: dict[str, Path]) -> str | None:
+    """The module behind an imported name, which may be something inside of it."""
+    return module if module in names else (parent if (parent := module.rpartition(".")[0]) in names else None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_late_imports_are_those_that_are_listed(path: Path) -> None:
+    first = path.relative_to(SOURCE).parts[0]
+    own = first.removesuffix(".py")
+    for module in imports(path, top_level_only=False) - imports(path, top_level_only=True):
+        other = room(module)
+        if other is not None and other in RANK and other != own and RANK[other] > RANK[own]:
+            assert other in LATE.get(first, set()), f"{path.name} imports {module} late, and the list does not say so"
 
 
 def test_decompose_imports_torch_and_nothing_of_ours() -> None:

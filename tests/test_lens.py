@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normlens.anatomy.interface as interface
-import normlens.decompose.attend as attending
+import normlens.decompose.attention as attending
 from normlens import Analysis, Lens
-from normlens.decompose import kernels, vectors
+from normlens.decompose import block as blocks
+from normlens.decompose import process
 from normlens.errors import DecompositionError, NormlensError
 from normlens.measures import MAPS, MEASURES
 from tests import tiny
@@ -188,11 +189,11 @@ def _full(family: str) -> list[Analysis]:
 def test_a_map_alone_equals_the_same_map_among_all(
     family: str, name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where one place is looked at, vectors are built as that place sees them."""
+    """Nothing that is asked for beside a map changes it."""
     if compiled:
         pytest.importorskip("numba", reason="compiled loops come with the extra 'fast'")
-    monkeypatch.setattr(kernels, "usable", lambda *_: compiled)
-    monkeypatch.setattr(vectors, "WHOLE_POSITIONS", 0)
+    monkeypatch.setattr(process, "COMPILED_LENGTH", 1 if compiled else 10**9)
+    monkeypatch.setattr(blocks, "WHOLE_POSITIONS", 0)
     lens, inputs = lens_of(family), tiny.batch(family, lengths=(9, 5))
     full, alone = lens.analyze_inputs(inputs), lens.analyze_inputs(inputs, measures=[name])
     for whole, part in zip(full, alone, strict=True):
@@ -300,6 +301,23 @@ def test_memory_does_not_grow_with_depth(monkeypatch: pytest.MonkeyPatch) -> Non
     assert most <= 2, f"{most} layers' attention weights were alive at once"
 
 
+# ---- the same input gives the same bits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [7, 70])
+def test_fifty_calls_give_the_same_bits(length: int) -> None:
+    """Whatever the process did before: short and long inputs, alone and in batches, in between."""
+    lens = Lens(tiny.randomized(tiny.bert(max_position_embeddings=128)).eval())
+    inputs = tiny.batch("bert", lengths=(length,))
+    first = lens.analyze_inputs(inputs)[0].sites["encoder"]
+    for call in range(50):
+        if call % 10 == 5:
+            lens.analyze_inputs(tiny.batch("bert", lengths=(90, 80)))
+        again = lens.analyze_inputs(inputs)[0].sites["encoder"]
+        for name in first.data_vars:
+            assert first[name].values.tobytes() == again[name].values.tobytes(), f"{name} in call {call + 2}"
+
+
 # ---- the model is left as it was ------------------------------------------------------------------------------------
 
 
@@ -344,7 +362,7 @@ def test_state_is_put_back_after_a_failure(watched: tuple[str, nn.Module], monke
     family, model = watched
     lens = Lens(model)
     lens.anatomy  # noqa: B018
-    monkeypatch.setattr("normlens.lens.Observer.observe", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("normlens.capture.measure", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         lens.analyze_inputs(tiny.batch(family))
 

@@ -12,10 +12,10 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from normlens.anatomy.trace import tensors_in
-from normlens.decompose import kernels
+from normlens.anatomy.operations import tensors_in
+from normlens.decompose import process
 from normlens.lens import Lens
-from normlens.settings import Settings
+from normlens.request import Request
 
 ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
 
@@ -23,7 +23,7 @@ ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
 @pytest.fixture(autouse=True)
 def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled loops are invisible to the counters; the plain form does the same work."""
-    monkeypatch.setattr(kernels, "usable", lambda *_: False)
+    monkeypatch.setattr(process, "COMPILED_LENGTH", 10**9)
 
 
 def bert(layers: int = 2) -> Lens:
@@ -52,7 +52,7 @@ def inputs(rows: int, length: int) -> dict[str, torch.Tensor]:
 
 def flops(lens: Lens, given: dict[str, torch.Tensor], measures: list[str], mixing: list[str] | None = None) -> float:
     """Floating-point operations of an analysis over those of the plain forward pass."""
-    settings = Settings.of(lens.anatomy, measures=measures, mixing=mixing)
+    settings = Request.of(lens.anatomy, measures=measures, mixing=mixing)
     lens.run(given, settings, lambda *_: None)  # the first run compares outputs and prepares weights
     with FlopCounterMode(display=False) as analysed:
         lens.run(given, settings, lambda *_: None)
@@ -109,7 +109,7 @@ class Peak(TorchDispatchMode):
 
 
 def peak(lens: Lens, given: dict[str, torch.Tensor], measures: list[str]) -> int:
-    settings = Settings.of(lens.anatomy, measures=measures, mixing=["attnresln_n"])
+    settings = Request.of(lens.anatomy, measures=measures, mixing=["attnresln_n"])
     lens.run(given, settings, lambda *_: None)
     with Peak() as counted:
         lens.run(given, settings, lambda *_: None)
@@ -139,7 +139,7 @@ def test_ratios_alone_hold_nothing_quadratic(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pass_leaves_nothing_to_the_garbage_collector(make: Any) -> None:
     """Blocks of memory in a reference cycle stay until the collector comes by: passes would pile up."""
     lens, given = make(), inputs(1, 32)
-    settings = Settings.of(lens.anatomy, measures=ALL)
+    settings = Request.of(lens.anatomy, measures=ALL)
     lens.run(given, settings, lambda *_: None)
     made: list[weakref.ref[torch.Tensor]] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from normlens.lens import Lens
-from tests.alignment.tokenizers_for_tests import CORPUS, tokenizer
+from tests.text.tokenizers_for_tests import CORPUS, tokenizer
 
 FAMILIES = ("marian", "t5", "m2m_100", "bart")
 SENTENCES = [
@@ -70,7 +70,11 @@ def _m2m() -> tuple[Any, Any]:
 
     folder = Path(mkdtemp())
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_prefix=str(folder / "spm"), vocab_size=64, minloglevel=2
+        sentence_iterator=iter(CORPUS),
+        model_prefix=str(folder / "spm"),
+        vocab_size=64,
+        hard_vocab_limit=False,
+        minloglevel=2,
     )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
     pieces = ["<s>", "<pad>", "</s>", "<unk>"]

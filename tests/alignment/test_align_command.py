@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from normlens import lens as lens_module
 from normlens.alignment.formats import read_alignments
-from normlens.alignment.layers import Agreement
+from normlens.alignment.layer_choice import Agreement
+from normlens.cli import align as command
 from normlens.cli.align import align
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
@@ -64,33 +65,78 @@ def test_talp_marks_what_only_one_direction_has(text: list[str]) -> None:
     assert "p" in all_links
 
 
-@pytest.mark.parametrize("cut", ["", "0-0\n", "whole lines", "half a line"])
+@pytest.mark.parametrize("stop", [1, 3, 6])
 def test_an_interrupted_run_goes_on_where_it_stopped(
-    text: list[str], tmp_path: Path, cut: str, monkeypatch: pytest.MonkeyPatch
+    text: list[str], tmp_path: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "links"
     monkeypatch.setattr(Agreement, "auto", lambda self, setting: (1, 2))
-    run(*text, "--out", str(out))
-    whole = out.read_bytes()
-    record = json.loads((tmp_path / "links.run.json").read_text())
+    monkeypatch.setattr(command, "_WINDOW", 2)
+    monkeypatch.setattr(command, "_SAVE_EVERY", 0.0)
+    run(*text, "--out", str(tmp_path / "whole"))
+    record = json.loads((tmp_path / "whole.run.json").read_text())
     assert record["choices"]["measure"] == "attn_n" and record["models"]["forward"]["class"] == "MarianMTModel"
-    lines = whole.splitlines(keepends=True)
-    kept = {"": b"", "0-0\n": lines[0], "whole lines": b"".join(lines[:3]), "half a line": b"".join(lines[:2]) + b"0-"}
-    out.write_bytes(kept[cut])
+
+    line, written = command._line, []
+
+    def interrupted(*arguments: object) -> str:
+        written.append(line(*arguments))  # type: ignore[arg-type]
+        if len(written) > stop:
+            raise InputError("stopped")
+        return written[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "_line", interrupted)
+        assert run(*text, "--out", str(out))[0] == 2
+    assert not out.exists(), "an output is there whole or not at all"
+    with (tmp_path / "links.unfinished").open("ab") as file:
+        file.write(b"0-")  # half a line
+    code, _, message = run(*text, "--out", str(out))
+    assert code == 2 and "--resume" in message and "--overwrite" in message
     monkeypatch.setattr(Agreement, "auto", lambda self, setting: (3,))  # a new choice would be another one
-    run(*text, "--out", str(out), "--resume")
-    assert out.read_bytes() == whole
+    written.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "_line", lambda *a: written.append(line(*a)) or written[-1])
+        run(*text, "--out", str(out), "--resume")
+    assert len(written) == 7 - stop // 2 * 2  # what was durable was not done again
+    assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert json.loads((tmp_path / "links.run.json").read_text()) == record
+    assert not (tmp_path / "links.unfinished").exists()
+    _, _, notes = run(*text, "--out", str(out), "--resume")
+    assert "whole already" in notes
 
 
-def test_a_run_is_not_resumed_with_other_settings(text: list[str], tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_as_another(text: list[str], tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "links")]
     run(*text, *out)
     code, _, message = run(*text, *out, "--resume", "--setting", "awo")
     assert code == 2 and "choices was" in message
-    (tmp_path / "links.run.json").unlink()
+    record, source = tmp_path / "links.run.json", tmp_path / "source"
+    content, sentences = record.read_text(), source.read_text()
+    source.write_text(sentences.replace("house", "mouse"))
+    assert "inputs was" in run(*text, *out, "--resume")[2]
+    source.write_text(sentences)
+    record.write_text(content.replace('"lines": 7', '"lines": 8'))
+    assert "was changed or damaged" in run(*text, *out, "--resume")[2]
+    record.write_text(content)
+    (tmp_path / "links").write_text("0-0\n" * 7)
+    assert "was changed or damaged" in run(*text, *out, "--resume")[2]
+    record.unlink()
     assert "left its record" in run(*text, *out, "--resume")[2]
     assert "--out" in run(*text, "--resume")[2]
+
+
+def test_nothing_is_overwritten_unasked(text: list[str], tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "links"
+    before = source.read_bytes()
+    for flags in ([], ["--overwrite"], ["--resume"]):
+        code, _, message = run(*text, "--out", str(source), *flags)
+        assert code == 2 and "an output must not be an input" in message and source.read_bytes() == before
+    out.write_text("a thesis")
+    code, _, message = run(*text, "--out", str(out))
+    assert code == 2 and "--overwrite" in message and out.read_text() == "a thesis"
+    run(*text, "--out", str(out), "--overwrite")
+    assert len(out.read_text().splitlines()) == 7
 
 
 def test_unequal_files_are_an_error_before_anything_is_written(text: list[str], tmp_path: Path) -> None:
@@ -121,8 +167,8 @@ def test_real_models_reach_the_targets(tmp_path: Path, monkeypatch: pytest.Monke
     """Nothing here was tuned on these gold alignments: default settings, layers chosen without gold."""
     import normlens
     from normlens.alignment.links import swap
+    from normlens.alignment.parallel_files import read_parallel
     from normlens.alignment.scoring import corpus_counts
-    from normlens.alignment.streams import read_parallel
 
     monkeypatch.setenv("NORMLENS_CACHE", str(tmp_path))
     folder = GOLD / "hansards-en-fr"

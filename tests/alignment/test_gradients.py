@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.alignment.direction import Direction
 from normlens.alignment.gradients import saliency
+from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from tests.alignment.models_for_tests import SENTENCES, lens
 
@@ -12,12 +12,12 @@ from tests.alignment.models_for_tests import SENTENCES, lens
 @pytest.mark.parametrize("family", ["marian", "t5", "bart"])
 @pytest.mark.parametrize("method", ["li", "ding"])
 def test_saliency_is_the_gradient_of_one_probability_at_a_time(family: str, method: str) -> None:
-    direction = Direction(lens(family))
-    model = direction.lens.model
-    pairs = [direction.forcing(*pair) for pair in SENTENCES[:2]]
-    inputs = direction.forcing.inputs(pairs, direction.device)
+    mapper = WordMapper(lens(family))
+    model = mapper.lens.model
+    pairs = [mapper.encoder(*pair) for pair in SENTENCES[:2]]
+    inputs = mapper.encoder.batch(pairs, mapper.device)
     swept = saliency(model, inputs, method)
-    alone = direction.forcing.inputs(pairs[1:2], direction.device)
+    alone = mapper.encoder.batch(pairs[1:2], mapper.device)
     table = model.get_encoder().get_input_embeddings()
     for step in range(alone["decoder_input_ids"].shape[1] - 1):
         leaf = table(alone["input_ids"]).detach().requires_grad_(True)
@@ -34,9 +34,9 @@ def test_saliency_is_the_gradient_of_one_probability_at_a_time(family: str, meth
 
 
 def test_smoothing_is_seeded_and_leaves_the_model_as_it_was() -> None:
-    direction = Direction(lens("marian"))
-    model = direction.lens.model
-    inputs = direction.forcing.inputs([direction.forcing(*SENTENCES[1])], direction.device)
+    mapper = WordMapper(lens("marian"))
+    model = mapper.lens.model
+    inputs = mapper.encoder.batch([mapper.encoder(*SENTENCES[1])], mapper.device)
     before = model.config._attn_implementation, [p.requires_grad for p in model.parameters()], len(model._forward_hooks)
     one, two = (saliency(model, inputs, samples=3, seed=seed) for seed in (1, 2))
     torch.testing.assert_close(one, saliency(model, inputs, samples=3, seed=1))

@@ -55,7 +55,7 @@ def test_analyze_writes_pictures_and_data(
     names = {path.name for path in folder.iterdir()}
     assert code == 0 and {"analysis.zarr", "analysis.csv", "map_attnresln_n.png", "map_attnresln_n.svg"} <= names
     code, _, err = shell(*arguments, monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 2 and "must not overwrite another" in err and "--overwrite" in err
+    assert code == 2 and "must not overwrite what exists" in err and "--overwrite" in err
 
 
 @embedded

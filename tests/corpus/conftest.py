@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import tokenizers
 import torch
 import transformers
 
+from normlens.corpus.running.result import CorpusResult
 from normlens.lens import Lens
 
+TABLES = ("statistics", "histograms", "correlations", "relative", "categories", "pair_sample", "token_sample")
+RANKS = np.arange(20, dtype=float) % 7
 WORDS = ["the", "a", "river", "stone", "bridge", "was", "built", "by", "old", "town", "and", "of", "water", ",", "."]
 
 
@@ -43,10 +47,26 @@ def tiny_bert(seed: int = 0) -> transformers.BertModel:
     return transformers.BertModel(config).eval()
 
 
+def tiny_roberta(positions: int) -> transformers.RobertaModel:
+    """A RoBERTa, whose positions are counted from after the padding id: it takes two tokens fewer than `positions`."""
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(
+        vocab_size=5 + len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=positions, pad_token_id=1, type_vocab_size=2, initializer_range=0.5,
+    )  # fmt: skip
+    return transformers.RobertaModel(config).eval()
+
+
 def paragraphs(count: int, seed: int = 0) -> list[str]:
     """Texts of three to twelve words."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, size=rng.integers(3, 12))) for _ in range(count)]
+
+
+def same(first: CorpusResult, second: CorpusResult) -> None:
+    """Whether two runs say the same, to the last digits of float64."""
+    for name in TABLES:
+        pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name), rtol=1e-9, atol=1e-12)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,3 +88,12 @@ def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n\n".join(paragraphs(40)) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def reference(lens: Lens, tmp_path_factory: pytest.TempPathFactory) -> CorpusResult:
+    """One run over twenty pairs of paragraphs, beside its source `corpus.txt`."""
+    folder = tmp_path_factory.mktemp("reference")
+    source = folder / "corpus.txt"
+    source.write_text("\n".join(paragraphs(40)))
+    return lens.corpus(source, folder / "out", pairs=True, covariates={"rank": RANKS}, per_token=True)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.decompose.block import Block, BlockTensors, projections_of
-from normlens.decompose.pairs import PLACES, Needs, PairWork
-from normlens.decompose.steps import Normalizing, Scaling, apply
+from normlens.decompose.block import Block, BlockTensors, stage_steps
+from normlens.decompose.pairs import PairCollector
+from normlens.decompose.stages import STAGES, PairRequest
+from normlens.decompose.steps import Normalization, Scaling, applied
 from normlens.measures import MAPS, mixing_ratio
 
 BATCH = 2
@@ -30,9 +31,9 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    def norm() -> Normalizing:
+    def norm() -> Normalization:
         gamma = random(model) if draw(st.booleans()) else None
-        return Normalizing(gamma, random(model) if draw(st.booleans()) else None, draw(st.booleans()), 1e-3)
+        return Normalization(gamma, random(model) if draw(st.booleans()) else None, draw(st.booleans()), 1e-3)
 
     options = {"none": (), "norm": (norm(),), "scale": (Scaling(-0.7),), "both": (Scaling(random(model)), norm())}
     branch = options[draw(st.sampled_from(sorted(options)))]
@@ -46,13 +47,13 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     projected = torch.einsum("bhqc,hcd->bqd", mixed, weight) + (0 if bias is None else bias)
     arriving = projected
     for step in branch:
-        arriving = apply(step, arriving)
+        arriving = applied(step, arriving)
     residual = random(BATCH, queries, model)
     others = random(BATCH, queries, model) if draw(st.booleans()) else None
     total = arriving + residual + (0 if others is None else others)
-    projections = projections_of(weight, branch, post)
-    everything = Needs(True, True, True, True, True, frozenset(PLACES))
-    work = PairWork(values, queries, projections, everything, torch.zeros(1, 3, dtype=torch.long))
+    everything = PairRequest(True, True, True, not crossing, True, frozenset(STAGES))
+    samples = torch.zeros(1, 3, dtype=torch.long)
+    work = PairCollector(values, queries, weight, stage_steps(branch, post), everything, samples)
     half = queries // 2  # the weights arrive in two blocks of queries
     if half:
         work.feed(alpha[:, :, :half], 0)
@@ -60,7 +61,7 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     return BlockTensors(
         pairs=work.result(mixed.transpose(1, 2)),
         values=values,
-        projections=projections,
+        weight=weight,
         bias=bias,
         projected=projected,
         branch=branch,
@@ -68,24 +69,24 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
         others=others,
         total=total,
         norm=post,
-        normalized=None if post is None else apply(post, total),
+        normalized=None if post is None else applied(post, total),
         x=random(BATCH, keys, model),
         self_attends=not crossing,
     )
 
 
-def materialized(t: BlockTensors, place: str) -> tuple[Tensor, Tensor]:
+def materialized(t: BlockTensors, stage: str) -> tuple[Tensor, Tensor]:
     """Every part as a vector (batch query key model) and every residual, one step after the other."""
-    weight = t.projections["attn"].weight
+    weight = t.weight
     values = t.values.repeat_interleave(weight.shape[0] // t.values.shape[1], 1)
     parts = torch.einsum("bhqk,bhkc,hcd->bqkd", t.pairs.alpha, values, weight)
-    if place == "attn":
+    if stage == "attn":
         return parts, torch.zeros_like(t.residual)
     y = t.projected
     for step in t.branch:
-        parts, y = _carried(step, parts, y), apply(step, y)
+        parts, y = _carried(step, parts, y), applied(step, y)
     residual = t.residual
-    if place == "ln" and t.norm is not None:
+    if stage == "ln" and t.norm is not None:
         parts = _carried(t.norm, parts, t.total)
         residual = _carried(t.norm, residual.unsqueeze(2), t.total).squeeze(2)
     if t.self_attends:
@@ -94,45 +95,48 @@ def materialized(t: BlockTensors, place: str) -> tuple[Tensor, Tensor]:
     return parts, residual
 
 
-def _carried(step: Normalizing | Scaling, parts: Tensor, y: Tensor) -> Tensor:
+def _carried(step: Normalization | Scaling, parts: Tensor, y: Tensor) -> Tensor:
     if isinstance(step, Scaling):
         return parts * step.factor
     if step.centred:
         parts, y = parts - parts.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
     s = ((y**2).mean(-1) + step.eps).sqrt()
     parts = parts / s[:, :, None, None]
-    return parts if step.gamma is None else parts * step.gamma
+    return parts if step.weight is None else parts * step.weight
 
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
-def test_parts_and_biases_rebuild_every_place(t: BlockTensors) -> None:
-    block = Block(t)
-    for place in PLACES:
-        torch.testing.assert_close(
-            block.rebuilt(place, block.project(t.pairs.mixed)), block.observed[place], rtol=1e-9, atol=1e-9
-        )
+def test_parts_and_biases_rebuild_every_stage(t: BlockTensors) -> None:
+    """And what is off at one stage shows at that stage, not at the one before."""
+    gaps = Block(t).gaps()
+    assert len(gaps) == (2 if t.norm is None else 3)
+    assert bool((gaps[:, 0] <= 1e-18 * (1 + gaps[:, 1])).all())
+    for stage, name in enumerate(("projected", "total", "normalized")[: len(gaps)]):
+        wrong = Block(replace(t, **{name: getattr(t, name) + 1.0})).gaps()
+        assert bool((wrong[stage, 0] > 1e-3).all())
+        assert bool((wrong[:stage, 0] <= 1e-18 * (1 + wrong[:stage, 1])).all())
 
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
 def test_norms_are_those_of_the_vectors(t: BlockTensors) -> None:
     block = Block(t)
-    for place in PLACES:
-        parts, _ = materialized(t, place)
-        torch.testing.assert_close(block.part_norms(place), parts.norm(dim=-1), rtol=1e-7, atol=1e-7)
+    for stage in STAGES:
+        parts, _ = materialized(t, stage)
+        torch.testing.assert_close(block.part_norms(stage), parts.norm(dim=-1), rtol=1e-7, atol=1e-7)
 
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
 def test_context_and_self_are_sums_of_vectors(t: BlockTensors) -> None:
     block = Block(t)
-    for place in PLACES:
-        parts, residual = materialized(t, place)
+    for stage in STAGES:
+        parts, residual = materialized(t, stage)
         own = parts.diagonal(dim1=1, dim2=2).transpose(1, 2) if t.self_attends else residual
         context = parts.sum(2) - own if t.self_attends else parts.sum(2)
-        torch.testing.assert_close(block.self_vectors(place), own, rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(block.context_vectors(place), context, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(block.self_vectors(stage), own, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(block.context_vectors(stage), context, rtol=1e-8, atol=1e-8)
 
 
 @settings(max_examples=60, deadline=None)
@@ -146,11 +150,11 @@ def test_mixing_ratios_are_shares(t: BlockTensors) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(random_blocks())
-def test_all_positions_together_leave_no_context(t: BlockTensors) -> None:
+def test_all_positions_as_one_word_leave_no_context(t: BlockTensors) -> None:
     if not t.self_attends:
         return
-    together = torch.ones(t.pairs.alpha.shape[-2:], dtype=torch.bool)
-    block = Block(replace(t, together=together))
-    for place in PLACES:
-        assert float(block.context_vectors(place).norm()) < 1e-8
+    same_word = torch.ones(t.pairs.alpha.shape[-2:], dtype=torch.bool)
+    block = Block(replace(t, same_word=same_word))
+    for stage in STAGES:
+        assert float(block.context_vectors(stage).norm()) < 1e-8
     torch.testing.assert_close(mixing_ratio(block, "attn_w"), torch.zeros_like(t.pairs.alpha[:, 0, :, 0]))

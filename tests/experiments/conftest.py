@@ -1,4 +1,4 @@
-"""A tiny BERT on a tiny corpus, and each experiment run on it once."""
+"""A tiny BERT on a tiny corpus, each experiment run on it once; and sentence pairs with gold links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from normlens.alignment.aligner import Aligner
+from normlens.alignment.formats import format_line
 from normlens.experiments import kobayashi2020_bert, kobayashi2021
+from normlens.experiments.encoder_study import EncoderStudy
 from normlens.experiments.outcome import Outcome
-from normlens.experiments.setup import Setup
 from normlens.lens import Lens
+from tests.alignment.models_for_tests import SENTENCES, lens
 from tests.corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer
 
 
@@ -43,23 +46,23 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def setup_2020(tiny_lens: Lens, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    return Setup(tiny_lens, tmp_path_factory.mktemp("bert2020"), (tiny_text,), max_length=24)
+def study_2020(tiny_lens: Lens, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> EncoderStudy:
+    return EncoderStudy(tiny_lens, tmp_path_factory.mktemp("bert2020"), (tiny_text,), max_length=24)
 
 
 @pytest.fixture(scope="session")
-def setup_2021(tiny_lens: Lens, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    return Setup(tiny_lens, tmp_path_factory.mktemp("mixing2021"), (tiny_text,), max_length=24)
+def study_2021(tiny_lens: Lens, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> EncoderStudy:
+    return EncoderStudy(tiny_lens, tmp_path_factory.mktemp("mixing2021"), (tiny_text,), max_length=24)
 
 
 @pytest.fixture(scope="session")
-def outcome_2020(setup_2020: Setup) -> Outcome:
-    return kobayashi2020_bert.run(setup_2020)
+def outcome_2020(study_2020: EncoderStudy) -> Outcome:
+    return kobayashi2020_bert.run(study_2020)
 
 
 @pytest.fixture(scope="session")
-def outcome_2021(setup_2021: Setup) -> Outcome:
-    return kobayashi2021.run(setup_2021)
+def outcome_2021(study_2021: EncoderStudy) -> Outcome:
+    return kobayashi2021.run(study_2021)
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +73,15 @@ def written_2020(outcome_2020: Outcome, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def written_2021(outcome_2021: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return outcome_2021.write(tmp_path_factory.mktemp("written2021")).parent
+
+
+@pytest.fixture
+def pair_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Five sentence pairs and gold links for them, as `TranslationStudy` takes them."""
+    monkeypatch.setenv("NORMLENS_CACHE", str(tmp_path / "cache"))
+    for side, name in enumerate(("source", "target")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in SENTENCES), encoding="utf-8")
+    # One head's own links, so that heads and layers differ in how far they are from them.
+    truth = Aligner(lens("marian"), measure="af_norm", head=2, layer=1).align(SENTENCES)
+    (tmp_path / "gold").write_text("".join(format_line(r.links, one_based=True) + " 1p1\n" for r in truth))
+    return {name: tmp_path / name for name in ("source", "target", "gold")}

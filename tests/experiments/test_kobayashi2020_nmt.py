@@ -1,3 +1,5 @@
+"""The translation experiment gives the same kind of outcome and report as the others."""
+
 from __future__ import annotations
 
 import json
@@ -5,110 +7,68 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+import typer
+from typer.testing import CliRunner
 
-from normlens.alignment.aligner import Aligner
 from normlens.alignment.formats import format_line, read_alignments
-from normlens.alignment.scoring import corpus_counts
+from normlens.cli import reproduce as command
 from normlens.errors import InputError
 from normlens.experiments.kobayashi2020_nmt import run
-from tests.alignment.models_for_tests import SENTENCES, lens
+from normlens.experiments.outcome import read_results
+from normlens.experiments.translation_study import TranslationStudy
+from tests.alignment.models_for_tests import lens
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    monkeypatch.setenv("NORMLENS_CACHE", str(tmp_path / "cache"))
-    for side, name in enumerate(("source", "target")):
-        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in SENTENCES), encoding="utf-8")
-    # One head's own links, so that heads and layers differ in how far they are from them.
-    truth = Aligner(lens("marian"), measure="af_norm", head=2, layer=1).align(SENTENCES)
-    (tmp_path / "gold").write_text("".join(format_line(r.links, one_based=True) + " 1p1\n" for r in truth))
-    return {name: tmp_path / name for name in ("source", "target", "gold")}
-
-
-def test_every_number_is_what_the_aligner_and_the_scorer_give(files: dict[str, Path], tmp_path: Path) -> None:
-    mine = lens("marian")
-    gold = read_alignments(files["gold"], one_based=True).lines
-    weak = [frozenset({(0, 0)})] * len(SENTENCES)
-    (tmp_path / "weak").write_text("".join(format_line(links) + "\n" for links in weak))
-    report = run(
-        model=mine, **files, gold_one_based=True, others={"weak": (tmp_path / "weak", True)}, gradients=["ding"],
-        figures=tmp_path / "figures", batch_tokens=40,
-    )  # fmt: skip
-
-    def aligned(**options: object) -> float:
-        links = [r.links for r in Aligner(mine, **options).align(SENTENCES)]  # type: ignore[arg-type]
-        return 100 * corpus_counts(links, gold).aer
-
+def test_tables_findings_and_report(pair_files: dict[str, Path], tmp_path: Path) -> None:
+    study = TranslationStudy(lens("marian"), **pair_files, gold_one_based=True, gradients=("ding",))
+    outcome, errors = run(study), study.errors()
+    by_layer = outcome.table("aer-by-layer")
     for setting in ("awi", "awo"):
-        for what, measure in (("weights", "attn_w"), ("norms", "attn_n")):
-            expected = [aligned(setting=setting, measure=measure, layer=layer) for layer in (1, 2, 3)]
-            assert report.by_layer[setting][what] == pytest.approx(expected)
-        chosen = report.automatic[setting]
-        assert chosen["auto"] == pytest.approx(aligned(setting=setting, layer=chosen["auto_layers"]))
-        assert chosen["best"] == pytest.approx(aligned(setting=setting, layer=chosen["best_layer"]))
-        assert chosen["auto"] == pytest.approx(aligned(setting=setting))
-    assert report.by_head["awi"]["norms"][0, 1] == 0
-    assert report.by_head["awi"]["norms"][1, 3] == pytest.approx(aligned(measure="af_norm", head=4, layer=2))
-    assert report.by_head["awo"]["weights"][0, 2] == pytest.approx(
-        aligned(measure="alpha", head=3, layer=1, setting="awo")
-    )
-    assert report.others["weak"] == pytest.approx(100 * corpus_counts(weak, gold).aer)
-    rho = spearmanr(report.by_head["awi"]["norms"].ravel(), report.mean_norm.ravel()).statistic
-    assert report.spearman("awi") == pytest.approx(rho)
-    norms = [
-        lens("marian").analyze_inputs(forced, measures=["af_norm"])[0].site("cross")["af_norm"].values
-        for forced in _inputs(mine)
-    ]
-    cells = np.concatenate([one.reshape(*one.shape[:2], -1) for one in norms], axis=-1)
-    np.testing.assert_allclose(report.mean_norm, cells.mean(-1), rtol=1e-4)
-
-    written = json.loads((tmp_path / "figures" / "report.json").read_text())
-    assert written["published"]["emnlp"]["awi"]["norms"]["best"] == 24.98
-    pictures = {path.name for path in (tmp_path / "figures").glob("*.png")}
-    assert {"aer-by-layer.png", "heads.png", "figure-07.png"} <= pictures
-    assert "published" in report.text() and "weak: AER" in report.text()
-
-
-def _inputs(mine: object) -> list:
-    aligner = Aligner(mine, layer=1)  # type: ignore[arg-type]
-    forcing = aligner.forward.forcing
-    return [forcing.inputs([forcing(*pair)], aligner.forward.device) for pair in SENTENCES]
-
-
-def test_gold_that_does_not_fit_is_refused(files: dict[str, Path]) -> None:
-    files["gold"].write_text("1-1\n9-9\n\n\n\n")
-    with pytest.raises(InputError, match="line 2 links"):
-        run(model=lens("marian"), **files)
-    files["gold"].write_text("\n\n\n\n\n")
-    with pytest.raises(InputError, match="sure gold link"):
-        run(model=lens("marian"), **files)
+        values = errors.by_layer[setting]["norms"]
+        assert [by_layer.value(f"{setting} norms", f"layer {layer}") for layer in (1, 2, 3)] == list(values)
+        assert by_layer.value(f"{setting} norms", "best") == values.min()
+        heads = outcome.table(f"heads-{setting}-weights")
+        assert heads.value("2", "3") == errors.by_head[setting]["weights"][1, 2]
+    best = by_layer.at("awi norms", "best")
+    assert best is not None and [p.value for p in best.published] == [24.98]
+    assert best.to_dict()["published"][0]["verdict"] == "another model"  # the authors' models were not released
+    first = by_layer.at("awi norms", "layer 1")
+    assert first is not None and first.published == ()  # three layers have no counterpart among six
+    found = {finding.name: finding for finding in outcome.findings}
+    awi = errors.by_layer["awi"]
+    assert found["best_awi"].holds == (awi["norms"].min().round(1) < awi["weights"].min().round(1))
+    assert found["early_and_late"].values["awi"] == 1 + np.argmin(awi["norms"])
+    assert "29.77 by weights" in found["best_awi"].paper
+    folder = outcome.write(tmp_path / "out").parent
+    pictures = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"aer-by-layer", "heads", "figure-07"} <= pictures
+    assert read_results(folder)["tables"]["other-aligners"]["numbers"][0]["row"] == "ding"
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "normlens reproduce kobayashi2020-nmt" in text and "GIZA++ 21.0" in text and "not released" in text
 
 
 def test_the_command_hands_over_every_option(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import typer
-    from typer.testing import CliRunner
-
-    from normlens.cli import reproduce as command
-
     monkeypatch.setattr(command, "open_lens", lambda name: lens("marian"))
     app = typer.Typer()
     app.command()(command.reproduce)
-    truth = read_alignments(files["gold"], one_based=True).lines
+    truth = read_alignments(pair_files["gold"], one_based=True).lines
     (tmp_path / "truth").write_text("".join(format_line(line) + "\n" for line in truth))
-    texts = [text for name, path in files.items() for text in (f"--{name}", str(path))]
+    texts = [text for name, path in pair_files.items() for text in (f"--{name}", str(path))]
     truth_file = f"={tmp_path / 'truth'}"
     arguments = [
-        "kobayashi2020-nmt", "--model", "tiny", *texts, "--gold-one-based", "--out", str(tmp_path / "out"), "--json",
+        "kobayashi2020-nmt", "--model", "tiny", *texts, "--gold-one-based", "--out", str(tmp_path / "out"),
         "--other", f"one{truth_file}", "--other-swapped", f"two{truth_file}", "--gradient", "li", "--gradient-pairs", "2",
     ]  # fmt: skip
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0, result.exception
-    found = json.loads(result.stdout)
-    assert found["others"]["one"] == 0 and found["others"]["two"] > 0
-    assert found["gradients"]["Li et al. 2016"]["pairs"] == 2
-    assert (tmp_path / "out" / "report.json").exists()
+    numbers = json.loads(result.stdout)["tables"]["other-aligners"]["numbers"]
+    found = {(number["row"], number["column"]): number["measured"] for number in numbers}
+    assert found["one", "aer"] == 0 and found["two", "aer"] > 0
+    assert found["li", "pairs"] == 2
+    assert (tmp_path / "out" / "results.json").exists() and (tmp_path / "out" / "report.html").exists()
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert shown.exit_code == 0 and "claims hold" in shown.output and "not in this model" in shown.output
     wrong = CliRunner().invoke(app, [*arguments, "--other", "nothing"])
     assert isinstance(wrong.exception, InputError) and "NAME=FILE" in str(wrong.exception)

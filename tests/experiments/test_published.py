@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normlens.experiments.claims2020 import findings_of
+from normlens.experiments.encoder_study import EncoderStudy, paper_ranks
+from normlens.experiments.kobayashi2020_bert import findings_of
 from normlens.experiments.outcome import Number, Table
-from normlens.experiments.published import Shelf, data_key, document, model_key, reference
-from normlens.experiments.setup import Setup, paper_ranks
+from normlens.experiments.published import PublishedNumbers, data_key, document, model_key, published_text
 from normlens.lens import Lens
 from tests.corpus.conftest import WORDS
 
@@ -39,16 +39,19 @@ def test_weights_with_residual_are_half_of_weights() -> None:
 
 
 def test_paper_and_authors_run_are_both_there() -> None:
-    shelf = Shelf("kobayashi2021", "bert-base", "clark2019")
-    assert [(p.value, p.short) for p in shelf("mixing", "attn_w", "mean")] == [(97.1, "paper"), (96.41, "authors' run")]
-    assert shelf("mixing", "attn_w", "median") == ()
-    assert reference("kobayashi2020-bert", "rho_alpha_f", "sep", "rho") == "−0.69"
+    published = PublishedNumbers("kobayashi2021", "bert-base", "clark2019")
+    assert [(p.value, p.short) for p in published("mixing", "attn_w", "mean")] == [
+        (97.1, "paper"),
+        (96.41, "authors' run"),
+    ]
+    assert published("mixing", "attn_w", "median") == ()
+    assert published_text("kobayashi2020-bert", "rho_alpha_f", "sep", "rho") == "−0.69"
 
 
 def test_other_data_leaves_only_what_needs_no_data() -> None:
-    shelf = Shelf("kobayashi2021", "bert-base", None)
-    assert shelf("mixing", "attn_w", "mean") == () and shelf("expansion", "mean", "rate")[0].value == 0.877
-    assert len(Shelf("kobayashi2021", None, "clark2019")) == 0
+    published = PublishedNumbers("kobayashi2021", "bert-base", None)
+    assert published("mixing", "attn_w", "mean") == () and published("expansion", "mean", "rate")[0].value == 0.877
+    assert len(PublishedNumbers("kobayashi2021", None, "clark2019")) == 0
 
 
 def test_a_model_is_known_by_name_and_shape() -> None:
@@ -59,11 +62,11 @@ def test_a_model_is_known_by_name_and_shape() -> None:
 
 
 def test_text_is_not_the_papers_data(tiny_lens: Lens, tiny_text: Path, tmp_path: Path) -> None:
-    assert data_key(Setup(tiny_lens, tmp_path, (tiny_text,)), 992) is None
+    assert data_key(EncoderStudy(tiny_lens, tmp_path, (tiny_text,)), 992) is None
     pickle = tmp_path / "unlabeled_attn.pkl"
     pickle.write_bytes(b"")
-    setup = Setup(tiny_lens, tmp_path, (pickle,))
-    assert data_key(setup, 992) == "clark2019" and data_key(setup, 991) is None
+    study = EncoderStudy(tiny_lens, tmp_path, (pickle,))
+    assert data_key(study, 992) == "clark2019" and data_key(study, 991) is None
 
 
 def test_ranks_in_the_papers_words(tiny_lens: Lens) -> None:
@@ -83,7 +86,7 @@ def _table(name: str, values: dict[str, dict[str, float]]) -> Table:
 
 
 @pytest.mark.parametrize(("rho", "holds"), [(-0.69, True), (-0.5, True), (-0.49, False), (0.2, False)])
-def test_a_claim_can_fail(setup_2020: Setup, rho: float, holds: bool) -> None:
+def test_a_claim_can_fail(study_2020: EncoderStudy, rho: float, holds: bool) -> None:
     tables = {
         "table-1": _table("table-1", {"average": {"cv": 0.22}}),
         "table-4": _table("table-4", {"average": {"cv": 0.12}}),
@@ -92,8 +95,12 @@ def test_a_claim_can_fail(setup_2020: Setup, rho: float, holds: bool) -> None:
         "table-2": _table("table-2", {"sep": {"rho": rho}, "other": {"rho": -0.06}}),
         "section-4-3": _table("section-4-3", {"alpha": {"code": -0.08}, "f_norm": {"code": 0.75}}),
     }
-    found = {finding.name: finding.holds for finding in findings_of(setup_2020, tables)}
+    findings = findings_of(study_2020, tables)
+    found = {finding.name: finding.holds for finding in findings}
     assert found == {
         "dispersion": True, "singular_values": False, "takes_less_sep": False, "rho_sep": holds, "rho_other": True,
         "rank_norm": True, "rank_weight": True,
     }  # fmt: skip
+    verdicts = {finding.name: finding.verdict for finding in findings}
+    assert verdicts["singular_values"] == "weaker" and verdicts["takes_less_sep"] == "fails"
+    assert verdicts["rho_sep"] == ("holds" if holds else "weaker" if rho < 0 else "fails")

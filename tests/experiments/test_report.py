@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from normlens.cli.main import build
 from normlens.errors import InputError
-from normlens.experiments import comparison, kobayashi2020_bert, kobayashi2021
+from normlens.experiments import EXPERIMENTS, comparison, find_experiment, kobayashi2020_bert, kobayashi2021
+from normlens.experiments.encoder_study import EncoderStudy
 from normlens.experiments.outcome import Number, Outcome, read_results
-from normlens.experiments.published import Published, Shelf
-from normlens.experiments.registry import EXPERIMENTS, experiment
-from normlens.experiments.setup import Setup
+from normlens.experiments.published import Published, PublishedNumbers
 from normlens.lens import Lens
 
 FIGURES_2020 = {"figure-03", "figure-04-sep", "figure-05", "figure-06", "figure-09", "figure-10-cls",
@@ -80,25 +79,25 @@ def test_numbers_are_the_same_everywhere(which: str, request: pytest.FixtureRequ
 
 
 def test_one_pass_per_condition(
-    outcome_2020: Outcome, outcome_2021: Outcome, setup_2020: Setup, setup_2021: Setup
+    outcome_2020: Outcome, outcome_2021: Outcome, study_2020: EncoderStudy, study_2021: EncoderStudy
 ) -> None:
-    assert {path.name for path in (setup_2020.out / "passes").iterdir()} == {"unmasked"}
-    assert {path.name for path in (setup_2021.out / "passes").iterdir()} == {"masked", "unmasked"}
+    assert {path.name for path in (study_2020.out / "passes").iterdir()} == {"unmasked"}
+    assert {path.name for path in (study_2021.out / "passes").iterdir()} == {"masked", "unmasked"}
 
 
 def test_a_finished_pass_is_not_run_again(
-    setup_2020: Setup, outcome_2020: Outcome, monkeypatch: pytest.MonkeyPatch
+    study_2020: EncoderStudy, outcome_2020: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the model ran again")
 
     monkeypatch.setattr(Lens, "run", refuse)
-    again = kobayashi2020_bert.run(setup_2020)
+    again = kobayashi2020_bert.run(study_2020)
     assert again.to_dict() == outcome_2020.to_dict()
 
 
-def test_definition_changes_what_findings_use(setup_2020: Setup, outcome_2020: Outcome) -> None:
-    other = kobayashi2020_bert.run(dataclasses.replace(setup_2020, definition="paper"))
+def test_definition_changes_what_findings_use(study_2020: EncoderStudy, outcome_2020: Outcome) -> None:
+    other = kobayashi2020_bert.run(dataclasses.replace(study_2020, definition="paper"))
     ranks = {o.record["definition"]: o.findings[-1].values["rho"] for o in (outcome_2020, other)}
     table = outcome_2020.table("section-4-3")
     assert ranks == {name: table.value("alpha", name) for name in ("code", "paper")}
@@ -106,11 +105,11 @@ def test_definition_changes_what_findings_use(setup_2020: Setup, outcome_2020: O
 
 
 def test_published_columns_only_where_model_and_data_match(
-    setup_2021: Setup, outcome_2021: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_2021: EncoderStudy, outcome_2021: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not any(number.published for table in outcome_2021.tables for number in table.numbers)
-    monkeypatch.setattr(Shelf, "of", lambda name, *_: Shelf(name, "bert-tiny", "clark2019"))
-    beside = kobayashi2021.run(setup_2021)
+    monkeypatch.setattr(PublishedNumbers, "matching", lambda name, *_: PublishedNumbers(name, "bert-tiny", "clark2019"))
+    beside = kobayashi2021.run(study_2021)
     known = beside.table("mixing").at("attn_w", "mean")
     assert known is not None and [(p.value, p.source) for p in known.published] == [(94.1, "2021")]
     entry = known.to_dict()["published"][0]
@@ -129,17 +128,53 @@ def test_verdicts() -> None:
     assert Number("a", "b", -1234.5, 1).text() == "−1,234.5"
 
 
-def test_comparison(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, outcome_2021: Outcome) -> None:
-    def setup_of(model: str) -> Setup:
-        return Setup(tiny_lens, tmp_path / model, (tiny_text,), max_length=24)
+def test_a_verdict_follows_the_number_that_is_printed(study_2020: EncoderStudy, outcome_2020: Outcome) -> None:
+    """Rounded to the digits in its sentence, a number decides its own verdict."""
+    tables = {table.name: table for table in outcome_2020.tables}
+    for rho, text, verdict in ((-0.4996, "−0.500", "holds"), (-0.4994, "−0.499", "weaker"), (0.0004, "0.000", "fails")):
+        numbers = tuple(
+            dataclasses.replace(n, measured=rho) if (n.row, n.column) == ("sep", "rho") else n
+            for n in tables["table-2"].numbers
+        )
+        changed = {**tables, "table-2": dataclasses.replace(tables["table-2"], numbers=numbers)}
+        found = {f.name: f for f in kobayashi2020_bert.findings_of(study_2020, changed)}["rho_sep"]
+        assert found.verdict == verdict and text in found.measured
 
-    outcome = comparison.compare(["one/tiny", "two/tiny"], lambda model: setup_of(model.split("/")[0]))
+
+def test_another_model_is_told_from_a_claim_that_fails(outcome_2020: Outcome) -> None:
+    failing = dataclasses.replace(outcome_2020.findings[0], holds=False, tends=False)
+    weaker = dataclasses.replace(failing, tends=True)
+    other = dataclasses.replace(outcome_2020, findings=(failing, weaker), papers_own=False)
+    own = dataclasses.replace(other, papers_own=True)
+    assert [other.verdict_of(f) for f in other.findings] == ["not in this model", "weaker here"]
+    assert own.verdict_of(failing) == "not reproduced"
+    assert other.findings_line == "0 of 2 claims hold, 1 in a weaker form"
+
+
+def test_what_a_model_is_called_is_text_and_not_markup(outcome_2021: Outcome, tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    record = {**outcome_2021.record, "model": {**outcome_2021.record["model"], "name": name}}
+    evil = dataclasses.replace(
+        outcome_2021, record=record, ran_on=f"Model {name}.", pictures=(), notes=(f"{name} & 'co'",), facts={name: name}
+    )
+    text = evil.write(tmp_path).read_text(encoding="utf-8")
+    assert "<script" not in text and text.count("&lt;script&gt;") == 5
+    assert name in "".join(Page(text).words)
+
+
+def test_comparison(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, outcome_2021: Outcome) -> None:
+    def study_of(model: str) -> EncoderStudy:
+        return EncoderStudy(tiny_lens, tmp_path / model, (tiny_text,), max_length=24)
+
+    outcome = comparison.compare(["one/tiny", "two/tiny"], lambda model: study_of(model.split("/")[0]))
     table = outcome.table("models")
     assert list(table.rows) == ["tiny (1)", "tiny (2)"]
     for name in ("attn_w", "attnresln_n"):
         assert table.value("tiny (1)", name) == pytest.approx(outcome_2021.table("mixing").value(name, "mean"))
     assert table.value("tiny (2)", "expansion") == pytest.approx(outcome_2021.table("expansion").value("mean", "code"))
-    assert outcome.write(tmp_path / "out").exists()
+    assert outcome.record["tokens"] == dict.fromkeys(table.rows, outcome_2021.record["tokens"])
+    text = outcome.write(tmp_path / "out").read_text(encoding="utf-8")
+    assert "normlens compare" in text and "Models tiny (1), tiny (2) on" in text
 
 
 # ---- the shell ----------------------------------------------------------------------------------------------------
@@ -147,9 +182,9 @@ def test_comparison(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, outcome_20
 
 def test_every_experiment_has_a_run() -> None:
     for name in EXPERIMENTS:
-        assert callable(experiment(name).load().run)
+        assert callable(find_experiment(name).load().run)
     with pytest.raises(InputError, match="kobayashi2021"):
-        experiment("kobayashi2019")
+        find_experiment("kobayashi2019")
 
 
 def test_shell(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,25 +13,23 @@ from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
 
 from normlens import Lens
-from normlens.anatomy.description import Site
 from normlens.decompose.block import Block, BlockTensors
-from normlens.decompose.heads import Projection
 from normlens.errors import AnatomyError, DecompositionError, InputError
-from normlens.families.survey import with_turned_heads
+from normlens.families.survey import with_rotated_heads
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
 from normlens.proof import Subject, prove_sums
-from normlens.settings import Settings
+from normlens.request import Request
 
 
-def blocks(family: str) -> list[tuple[Site, Block, Tensor]]:
+def blocks(family: str) -> list[tuple[str, Block, Tensor]]:
     """Every site of a tiny model on a padded batch, with the mask of its queries."""
     model = tiny_model(family)
     lens = Lens(model)
-    found: list[tuple[Site, Block, Tensor]] = []
+    found: list[tuple[str, Block, Tensor]] = []
     lens.run(
         tiny_inputs(model, padded=True),
-        Settings.of(lens.anatomy),
-        lambda site, block, result: found.append((site, block, result.query_mask)),
+        Request.of(lens.anatomy),
+        lambda result, block: found.append((f"{result.kind} layer {result.layer}", block, result.query_mask)),
     )
     return found
 
@@ -43,19 +41,18 @@ def turned_values(tensors: BlockTensors) -> BlockTensors:
 
 def tiled_values(tensors: BlockTensors) -> BlockTensors:
     """Key-value heads repeated as (1, 2, 1, 2) where the model repeats them as (1, 1, 2, 2)."""
-    order = torch.arange(tensors.heads).view(tensors.values.shape[1], -1).T.flatten()
-    turned = {place: Projection(p.weight[order].contiguous()) for place, p in tensors.projections.items()}
-    return replace(tensors, projections=turned)
+    order = torch.arange(tensors.weight.shape[0]).view(tensors.values.shape[1], -1).T.flatten()
+    return replace(tensors, weight=tensors.weight[order].contiguous(), output_check=None)
 
 
-MISTAKES = {"heads turned": with_turned_heads, "values turned": turned_values, "values tiled": tiled_values}
+MISTAKES = {"heads turned": with_rotated_heads, "values turned": turned_values, "values tiled": tiled_values}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "qwen3_next", "mistral"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_wrong_heads_are_caught(family: str, mistake: str) -> None:
     for site, block, mask in blocks(family):
-        subject = Subject(family, str(site), site.path, torch.float32)
+        subject = Subject(family, site, "attention", torch.float32)
         prove_sums(block, mask, subject)
         with pytest.raises(DecompositionError, match="must rebuild what the model computed"):
             prove_sums(Block(MISTAKES[mistake](block.tensors)), mask, subject)
@@ -96,7 +93,7 @@ def test_unknown_type_is_read_by_the_rule() -> None:
     assert float(analysis.sites["decoder"]["proof"].max()) < 1e-6
     plain = Lens(_with(modeling_llama.LlamaAttention, model)).analyze_inputs(inputs)[0]
     ours, theirs = (torch.tensor(a["attn_n"].sel(layer=1).values) for a in (analysis, plain))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)  # the constant stands behind this place
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)  # the constant comes after this stage
     assert not torch.allclose(
         torch.tensor(analysis["attnres_n"].sel(layer=1).values), torch.tensor(plain["attnres_n"].sel(layer=1).values)
     )
@@ -171,7 +168,9 @@ def test_wrong_eager_function_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(modeling_bert, "eager_attention_forward", forgetful)
     lens = Lens(model)
-    # Read on full rows, where no mask is missed; and run by the family's own function, not by the textbook's.
-    lens._anatomy = replace(lens.anatomy, sites=tuple(replace(site, textbook=False) for site in lens.anatomy.sites))
-    with pytest.raises(DecompositionError, match="the same under capture as with its own attention"):
+    # Read on full rows, where no mask is missed; and run by the family's own function, not by the standard one.
+    anatomy = replace(lens.anatomy, sites=tuple(replace(site, standard=False) for site in lens.anatomy.sites))
+    lens._anatomies[frozenset()] = anatomy
+    lens._forget = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(DecompositionError, match="the same under capture as when it is called"):
         lens.analyze_inputs(tiny_inputs(model, padded=True))

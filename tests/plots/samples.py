@@ -1,4 +1,4 @@
-"""Labelled arrays like those of an analysis, from a seed."""
+"""Labelled arrays like those of an analysis, from a seed; and what a figure shows, read back from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 WORDS = ("the", "committee", ",", "that", "##ed", "bridge", "of", "engineers", "was", ".", "river")
 
@@ -65,3 +67,23 @@ def mixing(count: int | Sequence[str], layers: int = 3) -> xr.DataArray:
         "query_token": ("query", np.array(tokens)),
     }
     return xr.DataArray(ratios, dims=("layer", "query"), coords=coordinates, name="mixing_ratio")
+
+
+def image(ax: Axes) -> np.ndarray:
+    """The numbers that an axes draws as colours."""
+    return np.ma.filled(ax.images[0].get_array(), np.nan)
+
+
+def limits(ax: Axes) -> tuple[float, float]:
+    """The ends of the scale that an axes draws on."""
+    return ax.images[0].norm.vmin, ax.images[0].norm.vmax
+
+
+def texts(figure: Figure) -> list[str]:
+    """Everything that is written on the sheet itself."""
+    return [text.get_text() for text in figure.texts]
+
+
+def tick_labels(ax: Axes, axis: str) -> list[str]:
+    """The labels along `x` or `y`."""
+    return [label.get_text() for label in getattr(ax, f"get_{axis}ticklabels")()]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from normlens.plots import plot_heads, plot_map, plot_maps, plot_mixing
-from normlens.plots.panels import SMALLEST
+from normlens.plots.cells import SMALLEST
 from tests.plots.samples import HOSTILE, dataset, mixing
 
 PROVENANCE = "normlens 0.1.0 · some/model · family bert · layers 1–12 · float32 · torch 2.13.0 · transformers 5.22.2"
@@ -21,7 +21,11 @@ PICTURES: dict[str, Callable[[int, int], Figure]] = {
     "map shares": lambda q, k: plot_map(
         dataset(q, k)["attnresln_n"].sel(layer=2), root=True, row_shares=True, provenance=PROVENANCE
     ),
+    "map without own": lambda q, k: plot_map(
+        dataset(q)["attnresln_n"].sel(layer=2), own="faded", root=True, provenance=PROVENANCE
+    ),
     "maps": lambda q, k: plot_maps(dataset(q, k), provenance=PROVENANCE),
+    "maps without own": lambda q, k: plot_maps(dataset(q), own="faded", provenance=PROVENANCE),
     "maps shares": lambda q, k: plot_maps(dataset(q, k), ["attn_w"], row_shares=True, root=True, provenance=PROVENANCE),
     "maps panel": lambda q, k: plot_maps(dataset(q, k, layers=2), scale="panel", provenance=PROVENANCE),
     "heads": lambda q, k: plot_heads(dataset(q, k, heads=12)["alpha"], provenance=PROVENANCE),
@@ -70,9 +74,10 @@ def test_words_stay_on_the_sheet_and_apart(picture: str, size: tuple[int, int]) 
     assert complaints(PICTURES[picture](*size)) == []
 
 
+@pytest.mark.parametrize("count", [150, 300])
 @pytest.mark.parametrize("picture", ["map", "maps", "mixing"])
-def test_a_very_long_text_still_fits(picture: str) -> None:
-    figure = PICTURES[picture](150, 150)
+def test_a_very_long_text_still_fits(picture: str, count: int) -> None:
+    figure = PICTURES[picture](count, count)
     assert complaints(figure) == []
     assert max(figure.get_size_inches()) <= 15
 

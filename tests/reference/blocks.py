@@ -45,6 +45,10 @@ class Attention:
     after: Array  # batch query width: what the model holds behind the block
     branch_norm: Norm | None = None
     post_norm: Norm | None = None
+    branch_scale: Array | float = 1.0  # a constant after the branch's norm: one number, or one per coordinate
+    others: Array | None = None  # batch query width: branches beside attention, which belong to no part
+    factor: Array | None = None  # batch head query: what a norm before the projection multiplies a query's heads by
+    gate: Array | None = None  # batch query head value: what a gate multiplies the heads' outputs by
 
 
 @dataclass

@@ -21,7 +21,10 @@ def slow_values(lens: Any, items: Iterable[Any], maps: Iterable[str]) -> dict[st
     pairs: dict[int, list] = defaultdict(list)
     tokens: list[dict[str, Any]] = []
     for item in items:
-        inputs = {"input_ids": torch.from_numpy(item.ids)[None], "token_type_ids": torch.from_numpy(item.types)[None]}
+        inputs = {
+            "input_ids": torch.from_numpy(item.ids)[None],
+            "token_type_ids": torch.from_numpy(item.segments)[None],
+        }
         names = ["alpha", "f_norm", "af_norm", "x_norm", *maps]
         analysis = lens.analyze_inputs(inputs, measures=names)[0]
         arrays = {name: analysis[name].values.astype(np.float64) for name in names[:4]}

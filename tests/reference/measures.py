@@ -27,6 +27,8 @@ class Parts:
     residual: dict[str, Array]  # all zeros where the map has none
     bias: dict[str, Array]  # what belongs to no part, by query
     cross: bool
+    by_head: Array  # head query key width: the weighted vectors, with factor and gate
+    gated: bool  # whether a gate makes f depend on the query
 
 
 def scale_of(norm: Norm, y: Array) -> float:
@@ -52,6 +54,16 @@ def parts_of(block: Attention, row: int, queries: Array, keys: Array) -> Parts:
             value = block.x[row, key] @ block.value_weight[h] + block.value_bias[h]
             f[h, j] = value @ block.output_weight[h]
     alpha = block.alpha[row][:, queries][:, :, keys]
+    by_head = np.zeros((heads, len(queries), len(keys), width))
+    for h in range(heads):
+        for i, query in enumerate(queries):
+            factor = 1.0 if block.factor is None else block.factor[row, h, query]
+            for j, key in enumerate(keys):
+                vector = f[h, j]
+                if block.gate is not None:
+                    value = block.x[row, key] @ block.value_weight[h] + block.value_bias[h]
+                    vector = (block.gate[row, query, h] * value) @ block.output_weight[h]
+                by_head[h, i, j] = alpha[h, i, j] * factor * vector
     cross = block.kind == "cross"
     shape = (len(queries), len(keys), width)
     parts = {name: np.zeros(shape) for name in VECTOR_MAPS}
@@ -61,13 +73,16 @@ def parts_of(block: Attention, row: int, queries: Array, keys: Array) -> Parts:
         attention = np.zeros((len(keys), width))
         for j in range(len(keys)):
             for h in range(heads):
-                attention[j] += alpha[h, i, j] * f[h, j]
+                attention[j] += by_head[h, i, j]
         parts["attn_n"][i], bias["attn_n"][i] = attention, block.output_bias
         branch, branch_bias = attention, block.output_bias
         if block.branch_norm is not None:
             s = scale_of(block.branch_norm, attention.sum(0) + block.output_bias)
             branch = np.stack([linear_part(block.branch_norm, part, s) for part in attention])
             branch_bias = linear_part(block.branch_norm, block.output_bias, s) + block.branch_norm.beta
+        branch, branch_bias = branch * block.branch_scale, branch_bias * block.branch_scale
+        if block.others is not None:
+            branch_bias = branch_bias + block.others[row, query]
         stream = block.residual[row, query]
         parts["attnres_n"][i], bias["attnres_n"][i], residual["attnres_n"][i] = branch, branch_bias, stream
         last, last_bias, last_stream = branch, branch_bias, stream
@@ -80,7 +95,7 @@ def parts_of(block: Attention, row: int, queries: Array, keys: Array) -> Parts:
         if not cross:  # the residual is the query's own: it joins the part of the same position
             for name in ("attnres_n", "attnresln_n"):
                 parts[name][i, i] = parts[name][i, i] + residual[name][i]
-    return Parts(f, alpha, block.x[row][keys], parts, residual, bias, cross)
+    return Parts(f, alpha, block.x[row][keys], parts, residual, bias, cross, by_head, block.gate is not None)
 
 
 def rebuilt(found: Parts, name: str) -> Array:
@@ -91,14 +106,10 @@ def rebuilt(found: Parts, name: str) -> Array:
 
 def measures(found: Parts) -> dict[str, Array]:
     """The nine measures of one sequence and one layer."""
-    heads, queries, keys = found.alpha.shape
-    out = {"alpha": found.alpha, "f_norm": np.linalg.norm(found.f, axis=-1), "x_norm": np.linalg.norm(found.x, axis=-1)}
-    af = np.zeros((heads, queries, keys))
-    for h in range(heads):
-        for i in range(queries):
-            for j in range(keys):
-                af[h, i, j] = np.linalg.norm(found.alpha[h, i, j] * found.f[h, j])
-    out["af_norm"] = af
+    out = {"alpha": found.alpha, "x_norm": np.linalg.norm(found.x, axis=-1)}
+    if not found.gated:
+        out["f_norm"] = np.linalg.norm(found.f, axis=-1)
+    out["af_norm"] = np.linalg.norm(found.by_head, axis=-1)
     out |= weight_maps(found)
     for name in VECTOR_MAPS:
         out[name] = np.linalg.norm(found.parts[name], axis=-1)
@@ -174,7 +185,7 @@ def by_word(found: Parts, query_words: Array, key_words: Array, how: str) -> dic
     for h in range(heads):
         for i in range(found.alpha.shape[1]):
             for word, js in enumerate(members):
-                af[h, i, word] = np.linalg.norm(sum(found.alpha[h, i, j] * found.f[h, j] for j in js))
+                af[h, i, word] = np.linalg.norm(found.by_head[h, i, js].sum(0))
     out["af_norm"] = averaged(af)
     for name in VECTOR_MAPS:
         norms = np.zeros((found.alpha.shape[1], columns))

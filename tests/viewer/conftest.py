@@ -34,7 +34,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open a payload: `opened(document, "view=flow", width=400, theme="dark")` gives the loaded page."""
+    """Open a page of these data: `opened(document, "view=flow", width=400, theme="dark")` gives the loaded page."""
     seen: list[str] = []
     contexts = []
 

@@ -16,7 +16,7 @@ import pytest
 import normlens
 from normlens.cli.main import main
 from normlens.errors import InputError, NormlensError
-from normlens.viewer.document import document, sentence
+from normlens.viewer.page_data import analysis_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,10 +53,10 @@ def check_page(page: Any, dataset: Any, layer: int, measures: tuple[str, str] = 
 
 @pytest.mark.browser
 def test_the_page_shows_the_embedded_models_numbers(opened, analysis) -> None:
-    page = opened(document(analysis), "layer=5")
+    page = opened(analysis_page(analysis), "layer=5")
     check_page(page, analysis.site("encoder").dataset, 5)
     assert page.locator("[data-control=layer]").get_attribute("max") == "1"
-    page.locator("summary").click()
+    page.locator(".about summary").click()
     text = page.locator(".about").inner_text()
     assert (
         "all-MiniLM-L6-v2" in text
@@ -65,9 +65,16 @@ def test_the_page_shows_the_embedded_models_numbers(opened, analysis) -> None:
     )
 
 
-def test_the_title_is_the_text_without_special_tokens(analysis) -> None:
-    assert document(analysis)["title"].replace(" ", "") == "thequickunfoldingcafe,near東京!"
-    assert sentence(["<s>", "ĠHello", ",", "Ġworld", "Ċ", "</s>"]) == "Hello, world ␊"
+def test_the_title_is_the_text_as_it_was_written(analysis, tmp_path) -> None:
+    assert analysis_page(analysis)["title"] == "The quick unfolding café, near 東京!"
+    again = normlens.open(analysis.save(tmp_path / "run.zarr"))
+    assert analysis_page(again)["title"] == "The quick unfolding café, near 東京!"
+    assert "text" not in analysis_page(analysis)["provenance"]
+
+
+def test_without_the_text_the_title_is_made_from_the_tokens(analysis) -> None:
+    bare = normlens.Analysis(analysis.sites, {k: v for k, v in analysis.provenance.items() if k != "text"})
+    assert analysis_page(bare)["title"].replace(" ", "") == "thequickunfoldingcafe,near東京!"
 
 
 @pytest.mark.browser
@@ -75,7 +82,7 @@ def test_a_difference_of_two_runs_has_two_sides(opened, analysis) -> None:
     other = normlens.Analysis(
         {"encoder": analysis.sites["encoder"].copy(deep=True) * 0.9 + 0.02}, dict(analysis.provenance)
     )
-    page = opened(document(analysis - other), "draw=matrix&scale=absolute&layer=2")
+    page = opened(analysis_page(analysis - other), "draw=matrix&scale=absolute&layer=2")
     ticks = page.locator("[data-measure=attnresln_n] .legend text").all_text_contents()
     assert ticks[0].startswith("−") and ticks[2] == "0"
     page.keyboard.press("4")
@@ -103,8 +110,8 @@ def test_the_shell_writes_a_page_for_a_text_and_for_a_run(tmp_path, analysis, sh
     report = json.loads(out)
     assert code == 0 and report["file"] == str(page) and report["bytes"] == page.stat().st_size
     data = re.search(r'id="normlens-data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
-    assert json.loads(data[1]) == json.loads(json.dumps(document(analysis)))
-    code, out, _ = shell("view", "A short text.", "--out", str(page), "--span", "1:4")
+    assert json.loads(data[1]) == json.loads(json.dumps(analysis_page(analysis)))
+    code, out, _ = shell("view", "A short text.", "--out", str(page), "--overwrite", "--span", "1:4")
     assert code == 0 and out.startswith(f"wrote {page}")
     assert '"total":6' in page.read_text(encoding="utf-8")
 
@@ -129,7 +136,7 @@ def test_a_mistake_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path, analys
 
 def test_a_span_beyond_the_text_is_refused(analysis) -> None:
     with pytest.raises(InputError, match="positions: got 90 to 95"):
-        document(analysis, span=(90, 95))
+        analysis_page(analysis, span=(90, 95))
 
 
 @pytest.mark.real
@@ -137,9 +144,9 @@ def test_a_span_beyond_the_text_is_refused(analysis) -> None:
 def test_translation_shows_all_three_sites(opened) -> None:
     analysis = real("opus-mt-fr-en").analyze("Le chat dort sur la chaise.", target="The cat sleeps on the chair.")
     for kind in ("encoder", "decoder", "cross"):
-        page = opened(document(analysis), f"site={kind}&layer=4")
+        page = opened(analysis_page(analysis), f"site={kind}&layer=4")
         check_page(page, analysis.site(kind).dataset, 4)
-    page = opened(document(analysis), "site=cross&view=alignment&layer=4&b=attn_n")
+    page = opened(analysis_page(analysis), "site=cross&view=alignment&by=layer&layer=4&b=attn_n")
     best = analysis.site("cross")["attn_n"].sel(layer=4).values.argmax(axis=1)
     got = page.locator("rect.mark").evaluate_all("l => l.map(e => +e.dataset.column)")
     assert got == best.tolist()
@@ -149,7 +156,7 @@ def test_translation_shows_all_three_sites(opened) -> None:
 @pytest.mark.browser
 def test_a_language_model_shows_readable_text_and_an_empty_future(opened) -> None:
     analysis = real("smollm2", gguf_file="model.gguf").analyze("The café near 東京 is closed.")
-    page = opened(document(analysis), "draw=matrix&layer=30")
+    page = opened(analysis_page(analysis), "draw=matrix&layer=30&own=shown")
     check_page(page, analysis.site("decoder").dataset, 30)
     labels = page.locator("[data-measure=attn_w] .row-label").evaluate_all("l => l.map(e => e.firstChild.textContent)")
     assert "near" in labels and not any("Ġ" in label for label in labels)

@@ -17,7 +17,7 @@ import xarray as xr
 from PIL import Image
 
 from normlens.viewer.page import save_html
-from normlens.viewer.payload import payload
+from normlens.viewer.page_data import page_data
 from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
 
 pytestmark = pytest.mark.browser
@@ -33,7 +33,7 @@ def data() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def document(data: xr.Dataset) -> dict[str, Any]:
-    return payload({"encoder": data}, title="The man went to the store.", provenance=RECORD)
+    return page_data({"encoder": data}, title="The man went to the store.", provenance=RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_compare_gives_all_its_numbers_as_csv(opened, document, data, measures) 
 @pytest.mark.parametrize("scale", ["row", "absolute"])
 @pytest.mark.parametrize("curve", ["linear", "sqrt"])
 def test_a_cell_is_as_dark_as_its_number(opened, document, data, scale, curve) -> None:
-    page = opened(document, f"draw=matrix&layer=1&scale={scale}&curve={curve}")
+    page = opened(document, f"draw=matrix&layer=1&own=shown&scale={scale}&curve={curve}")
     both = {name: data[name].values for name in ("attn_w", "attnresln_n")}
     shown = {name: shares(values) if scale == "row" else values for name, values in both.items()}
     for name, values in shown.items():
@@ -140,7 +140,7 @@ def test_a_cell_is_as_dark_as_its_number(opened, document, data, scale, curve) -
 
 def test_many_cells_become_one_image_with_the_same_numbers(opened) -> None:
     data = dataset(long_text(80), layers=2)
-    page = opened(payload({"encoder": data}), "draw=matrix&layer=2")
+    page = opened(page_data({"encoder": data}), "draw=matrix&layer=2&own=shown&curve=linear")
     values = shares(data["attnresln_n"].values)
     top = max(values.max(), shares(data["attn_w"].values).max())
     drawn = lightness_of(pixels(page.locator("[data-measure=attnresln_n] image.cells")))
@@ -148,8 +148,128 @@ def test_many_cells_become_one_image_with_the_same_numbers(opened) -> None:
 
 
 def test_the_future_of_a_causal_decoder_is_empty(opened, sites) -> None:
-    page = opened(payload(sites), "site=decoder&draw=matrix")
+    page = opened(page_data(sites), "site=decoder&draw=matrix&own=shown")
     assert page.locator("[data-measure=attn_w] rect.cell").count() == len(TARGET) * (len(TARGET) + 1) // 2
+
+
+def greyness(colour: str) -> int:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return max(red, green, blue) - min(red, green, blue)
+
+
+@pytest.mark.parametrize("scale", ["row", "absolute"])
+def test_the_own_part_is_grey_by_default_and_the_scale_is_that_of_the_rest(opened, document, data, scale) -> None:
+    page = opened(document, f"draw=matrix&layer=1&scale={scale}")
+    own = np.eye(len(SENTENCE), dtype=bool)
+    for name in ("attn_w", "attnresln_n"):
+        values = shares(data[name].values) if scale == "row" else data[name].values
+        top = values[:, ~own].max()
+        panel = page.locator(f"[data-measure={name}]")
+        cells = panel.locator("rect.cell").evaluate_all("list => list.map(e => e.getAttribute('fill'))")
+        drawn = np.array([lightness(fill) for fill in cells])
+        assert np.abs(drawn - (98 - 73 * values[0][~own] / top)).max() < 1.0
+        assert float(panel.locator(".legend").get_attribute("data-top")) == pytest.approx(top, rel=1e-3)
+        greys = panel.locator("rect.own").evaluate_all("list => list.map(e => e.getAttribute('fill'))")
+        assert len(greys) == len(SENTENCE) and max(map(greyness, greys)) < 3
+        order = np.argsort(values[0][own])
+        assert (np.diff([lightness(greys[i]) for i in order]) < 0.5).all(), "a larger own part is a darker grey"
+        mean = shares(data[name].values)[0][own].mean()
+        note = panel.locator("[data-part=own]").inner_text()
+        assert note.startswith(f"Own part (what a position gives to itself) in grey: {100 * mean:.1f} % of a row")
+    page.get_by_role("button", name="Hidden").click()
+    page.wait_for_url(lambda url: "own=hidden" in url)
+    assert page.locator("rect.own").count() == 0 and "not drawn" in page.locator("[data-part=own]").first.inner_text()
+    page.get_by_role("button", name="Shown").click()
+    page.wait_for_url(lambda url: "own=shown" in url)
+    assert page.locator("rect.cell").count() == 2 * len(SENTENCE) ** 2 and page.locator("[data-part=own]").count() == 0
+
+
+def test_among_links_the_own_part_takes_no_place(opened, document, data) -> None:
+    page = opened(document, "draw=arcs&layer=2&min=0.05")
+    values = shares(data["attnresln_n"].sel(layer=2).values)
+    np.fill_diagonal(values, 0.0)
+    panel = page.locator("[data-measure=attnresln_n]")
+    got = panel.locator("path.link").evaluate_all("list => list.map(e => [+e.dataset.row, +e.dataset.column])")
+    assert {tuple(pair) for pair in got} == {tuple(pair) for pair in np.argwhere(values >= 0.05).tolist()}
+    assert panel.locator("path.own").count() == len(SENTENCE)
+    note = panel.locator("[data-part=note]").inner_text()
+    assert note == f"{len(got)} of {values.size - len(SENTENCE)} links drawn: ≥ 5.0 %"
+
+
+def test_many_cells_keep_the_own_part_apart_too(opened) -> None:
+    data = dataset(long_text(80), layers=2)
+    page = opened(page_data({"encoder": data}), "draw=matrix&layer=2")
+    values = shares(data["attnresln_n"].values)
+    own = np.eye(80, dtype=bool)
+    image = pixels(page.locator("[data-measure=attnresln_n] image.cells"))
+    drawn = lightness_of(image)[~own]
+    assert np.abs(drawn - (98 - 73 * np.sqrt(values[1][~own] / values[:, ~own].max()))).max() < 1.0
+    assert (image[own].max(-1).astype(int) - image[own].min(-1)).max() < 3
+    small = opened(page_data({"encoder": data}), "view=overview&over=layers")
+    small.wait_for_selector("svg[data-complete]")
+    thumb = pixels(small.locator(".thumb[data-layer='2'] image").first)
+    assert thumb.shape[:2] == (80, 80) and (thumb[own].max(-1).astype(int) - thumb[own].min(-1)).max() < 3
+
+
+def test_cross_attention_has_no_own_part_to_choose(opened, sites) -> None:
+    page = opened(page_data(sites), "site=cross&draw=matrix")
+    assert not page.locator("[data-control=own]").is_visible()
+    assert page.locator("[data-part=own]").count() == page.locator("rect.own").count() == 0
+
+
+@pytest.mark.parametrize(("count", "width"), [(60, 1400), (60, 1100), (300, 1400)])
+def test_labels_are_read_at_60_and_thinned_at_300(opened, count, width) -> None:
+    data = dataset(long_text(count), layers=1, heads=1)
+    page = opened(page_data({"encoder": data}), width=width)
+    for kind in ("row", "column"):
+        boxes = page.locator(f"[data-measure=attnresln_n] .{kind}-label").evaluate_all(
+            "l => l.map(e => [+(e.dataset.row ?? e.dataset.column), e.getBoundingClientRect().toJSON(),"
+            " +e.getAttribute('font-size')])"
+        )
+        side = "y" if kind == "row" else "x"
+        places = sorted(box[side] for _, box, _ in boxes)
+        assert min(np.diff(places)) > 8.5, "no label on another"
+        assert min(size for _, _, size in boxes) >= 10
+        assert len(boxes) == count if count == 60 else count / 8 < len(boxes) < count / 2
+    strongest = shares(data["attnresln_n"].values)[0]
+    np.fill_diagonal(strongest, 0.0)
+    both = [shares(data[name].values)[0] * (1 - np.eye(count)) for name in ("attn_w", "attnresln_n")]
+    heaviest = int(np.max([part.sum(0) / part.sum(0).max() for part in both], axis=0).argmax())
+    assert heaviest in {index for index, _, _ in boxes}, "what most is drawn from is named"
+
+
+def test_a_link_opens_the_same_view_on_another_layer_in_a_new_tab(opened, document) -> None:
+    page = opened(document, "layer=1&draw=matrix&own=hidden&query=3")
+    page.locator("details.elsewhere summary").click()
+    with page.context.expect_page() as waiting:
+        page.get_by_role("link", name="Open layer 3 in a new tab").click()
+    other = waiting.value
+    other.wait_for_selector(".view > *")
+    assert other.locator("[data-control=layer]").get_attribute("aria-valuetext") == "layer 3"
+    assert "own=hidden" in other.url and "query=3" in other.url and "layer=1" in page.url
+    assert page.locator("details.elsewhere a").all_text_contents() == ["2", "3"]
+
+
+def test_settings_fold_away_on_a_phone_only(opened, document) -> None:
+    wide = opened(document)
+    assert wide.locator("[data-control=layer]").is_visible() and not wide.locator("[data-control=fold]").is_visible()
+    page = opened(document, width=360, height=740)
+    fold = page.get_by_role("button", name="Settings")
+    assert fold.get_attribute("aria-expanded") == "false" and not page.locator("[data-control=layer]").is_visible()
+    assert page.locator("figure.panel").first.bounding_box()["y"] < 400, "the picture is on the first screen"
+    fold.click()
+    assert fold.get_attribute("aria-expanded") == "true" and page.locator("[data-control=layer]").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_model_s_name_is_whole(opened, data) -> None:
+    name = "sentence-transformers/paraphrase-multilingual-mpnet-base-v2"
+    title = "A long title that leaves no room beside it, " * 6
+    for width in (360, 1400):
+        page = opened(page_data({"encoder": data}, title=title, provenance={"model": name}), width=width)
+        model = page.locator(".model")
+        assert name in model.inner_text()
+        assert model.evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 def test_hovering_a_link_end_writes_the_numbers_beside_the_tokens(opened, document, data) -> None:
@@ -170,7 +290,7 @@ def test_hovering_a_link_end_writes_the_numbers_beside_the_tokens(opened, docume
 
 
 def test_links_are_the_strongest_and_the_threshold_is_said(opened, document, data) -> None:
-    page = opened(document, "draw=arcs&layer=2&min=0.1")
+    page = opened(document, "draw=arcs&layer=2&min=0.1&own=shown")
     values = shares(data["attnresln_n"].sel(layer=2).values)
     got = page.locator("[data-measure=attnresln_n] path.link").evaluate_all(
         "list => list.map(e => [+e.dataset.row, +e.dataset.column])"
@@ -193,7 +313,7 @@ def test_words_add_columns_and_average_rows(opened, document, data) -> None:
 
 
 def test_overview_opens_the_head_it_shows(opened, document, data) -> None:
-    page = opened(document, "view=overview")
+    page = opened(document, "view=overview&own=shown")
     page.wait_for_selector("svg[data-complete]")
     assert page.locator(".thumb").count() == 12
     values = shares(data["af_norm"].values)
@@ -222,7 +342,7 @@ def test_mixing_is_the_ratio_of_every_layer_and_token(opened, document, data) ->
 
 
 def test_a_run_with_ratios_alone_opens_at_them(opened, data) -> None:
-    page = opened(payload({"encoder": data[["mixing_attn_n"]].assign_coords(key=data["key"])}))
+    page = opened(page_data({"encoder": data[["mixing_attn_n"]].assign_coords(key=data["key"])}))
     assert page.locator("nav [data-view]:visible").all_text_contents() == ["Mixing"]
     values = data["mixing_attn_n"].transpose("layer", "query").values
     got = np.array([float(row["mixing_attn_n"]) for row in rows_of(page)]).reshape(values.shape)
@@ -245,13 +365,25 @@ def test_flow_is_the_product_of_the_normalized_maps(opened, document, data) -> N
     after = {3: np.eye(len(SENTENCE))[6], 2: maps[2][6], 1: maps[2][6] @ maps[1]}
     for layer, query, key, share in edges:
         assert share == pytest.approx(after[layer][query] * maps[layer - 1][query, key], rel=3e-3)
-    assert "Feed-forward blocks are not in it" in page.locator(".flow").inner_text()
+    text = page.locator(".flow").inner_text()
+    assert "Feed-forward blocks are not in it" in text and "accumulate attention sinks" in text
     page.locator(".output-target[data-index='2']").click()
     page.wait_for_url(lambda url: "query=2" in url)
 
 
+def test_flow_says_where_an_attention_sink_gathers_it(opened) -> None:
+    data = dataset(SENTENCE, layers=8, causal=True)
+    for name in ("attnresln_n", "attnres_n"):
+        data[name] = data[name] + 2.0 * data[name].sum("key") * (data["key"] == 0)
+    page = opened(page_data({"decoder": data}), "view=flow&query=9")
+    maps = shares(data["attnresln_n"].values)
+    product = np.linalg.multi_dot(list(maps[::-1]))[9, 0]
+    note = page.locator("[data-part=sink]").inner_text()
+    assert note.endswith(f"Here {100 * product:.1f} % arrive at [CLS] (position 0).") and product > 0.9
+
+
 def test_alignment_links_are_row_maxima(opened, sites) -> None:
-    page = opened(payload(sites), "site=cross&view=alignment&layer=2")
+    page = opened(page_data(sites), "site=cross&view=alignment&layer=2")
     best = sites["cross"]["attnresln_n"].sel(layer=2).values.argmax(axis=1)
     for selector in ("path.link", "rect.mark"):
         got = page.locator(selector).evaluate_all("l => l.map(e => [+e.dataset.row, +e.dataset.column])")
@@ -296,7 +428,7 @@ def test_tokens_and_thumbnails_are_walked_through_by_keyboard(opened, document) 
     page.wait_for_url(lambda url: "head=2" in url and "layer" not in url)  # layer 2 is where the page opens
     page.keyboard.press("Enter")
     page.wait_for_selector(".compare")
-    assert page.locator("[data-measure=af_norm] h2").inner_text() == "‖αf(x)‖, head 2"
+    assert page.locator("[data-measure=af_norm] h2").inner_text() == "Weighted transformed vector ‖αf(x)‖, head 2"
     assert page.locator("[data-control=layer]").input_value() == "1"
 
 
@@ -354,6 +486,13 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
             .map(e => e.outerHTML)"""
     )
     assert unnamed == []
+    labels = page.evaluate(
+        """() => [...document.querySelector('#normlens').shadowRoot.querySelectorAll('select')]
+            .map(e => [e.labels.length && e.labels[0].querySelector('span').textContent, e.getAttribute('aria-label')])"""
+    )
+    assert all(text and len(text) > 3 and spoken is None for text, spoken in labels), (
+        "a label that is seen, and no other"
+    )
     table = page.get_by_role("table").last
     assert table.get_by_role("row").count() == len(SENTENCE) ** 2 + 1
     assert page.get_by_role("img", name="ATTNRESLN-N, layer").count() == 1
@@ -389,7 +528,7 @@ ROOTS = """() => {
 
 def test_512_tokens_answer_quickly(opened) -> None:
     data = dataset(long_text(512), layers=3, heads=1)
-    page = opened(payload({"encoder": data}), "layer=1")
+    page = opened(page_data({"encoder": data}), "layer=1")
     for view in ("1", "4", "3"):
         page.keyboard.press(view)
         # Seconds say little on a shared machine: a step may cost so many times twenty million square roots (30 ms).
@@ -406,7 +545,7 @@ def test_512_tokens_answer_quickly(opened) -> None:
 
 def test_more_than_512_tokens_ask_for_a_span(opened) -> None:
     data = dataset(long_text(600), layers=1, heads=1)
-    page = opened(payload({"encoder": data[["attn_w", "attnresln_n"]]}))
+    page = opened(page_data({"encoder": data[["attn_w", "attnresln_n"]]}))
     assert "600 tokens; the page draws 512 at a time" in page.locator(".message").inner_text()
     page.locator("[data-control=query-from]").fill("550")
     page.locator("[data-control=query-from]").press("Enter")
@@ -440,7 +579,7 @@ HOSTILE = [
 def test_hostile_tokens_stay_text(opened, view) -> None:
     data = dataset(HOSTILE, layers=2, heads=2)
     evil = HOSTILE[0]
-    document = payload(
+    document = page_data(
         {"encoder": data}, title=evil + HOSTILE[2] + "\x00\u202e\ud800", provenance={"model": evil, evil: [HOSTILE[1]]}
     )
     page = opened(document, f"view={view}&query=0&table=true")

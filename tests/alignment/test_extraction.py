@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from normlens.alignment import extraction
+from normlens.errors import InputError
+from tests.reference import alignment as reference
+
+positive = st.floats(0.001, 1.0)
+maps = st.tuples(st.integers(1, 6), st.integers(1, 6)).flatmap(
+    lambda size: arrays(np.float64, (size[0], size[1] + 1), elements=positive)
+)
+
+
+@given(maps)
+def test_argmax_links_each_row_once_or_to_nothing(scores: np.ndarray) -> None:
+    links = {target: source for source, target in extraction.argmax_links(scores)}
+    for row, values in enumerate(scores):
+        if row in links:
+            assert values[links[row]] == values.max()
+        else:
+            assert values[-1] == values.max()
+
+
+@given(maps)
+def test_mutual_is_the_largest_of_row_and_column(scores: np.ndarray) -> None:
+    joint = scores[:, :-1] + np.arange(scores[:, :-1].size).reshape(scores[:, :-1].shape) * 1e-6  # no ties
+    assert extraction.mutual_links(joint) == reference.mutual(joint)
+
+
+@given(maps)
+def test_a_word_without_subwords_keeps_its_place_and_gets_no_link(scores: np.ndarray) -> None:
+    scores = np.insert(np.insert(scores, 0, 0.0, axis=0), 0, 0.0, axis=1)
+    for how in extraction.EXTRACTIONS:
+        links = extraction.extract_links(scores, how, 0.3)
+        assert not any(source == 0 or target == 0 for source, target in links)
+
+
+@given(maps, st.floats(0.5, 0.99))
+def test_above_one_half_a_word_has_at_most_one_link_per_row_share(scores: np.ndarray, threshold: float) -> None:
+    links = extraction.threshold_links(scores, threshold)
+    assert len({target for _, target in links}) == len(links)
+
+
+@given(maps)
+def test_shares_of_a_row_sum_to_one_and_a_link_share_is_a_share(scores: np.ndarray) -> None:
+    assert np.allclose(extraction.row_shares(scores).sum(-1), 1)
+    joint = scores[:, :-1]
+    shares = extraction.cell_shares(joint)
+    assert (shares >= 0).all() and (shares <= 1 + 1e-12).all()
+    expected = np.sqrt(joint / joint.sum(0) * (joint / joint.sum(1, keepdims=True)))
+    assert np.allclose(shares, expected)
+
+
+@given(maps)
+def test_the_product_of_two_directions_does_not_care_which_comes_first(scores: np.ndarray) -> None:
+    reverse = np.random.default_rng(0).random((scores.shape[1] - 1, scores.shape[0] + 1))
+    for how in ("product", "sum"):
+        joint = extraction.join_directions(scores, reverse, how)
+        assert np.allclose(joint, extraction.join_directions(reverse, scores, how).T)
+
+
+def test_maps_of_different_pairs_cannot_be_combined() -> None:
+    with pytest.raises(InputError, match="one sentence pair"):
+        extraction.join_directions(np.ones((2, 4)), np.ones((2, 3)))
+
+
+def test_empty_sentences_have_no_links() -> None:
+    for shape in ((0, 1), (3, 1), (0, 4)):
+        for how in extraction.EXTRACTIONS:
+            assert extraction.extract_links(np.zeros(shape), how) == frozenset()
+
+
+def test_a_joint_map_has_no_plain_argmax() -> None:
+    with pytest.raises(InputError, match="mutual or share"):
+        extraction.extract_joint_links(np.ones((2, 2)), "argmax")
+    with pytest.raises(InputError, match="none of them"):
+        extraction.extract_joint_links(np.ones((2, 2)), "viterbi")
+    with pytest.raises(InputError, match="threshold is a share"):
+        extraction.extract_joint_links(np.ones((2, 2)), "share", 1.5)

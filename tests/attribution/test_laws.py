@@ -1,0 +1,428 @@
+"""What must hold for every explanation, whatever the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normlens.attribution.api import explain, explain_inputs
+from normlens.errors import InputError
+from normlens.explanation import PARTS, Explanation, open_explanation
+from normlens.lens import Lens
+from tests import tiny
+from tests.attribution.models import headed, ids_of
+
+
+def _explained(model: Any, ids: Tensor, **options: Any) -> Explanation:
+    return explain_inputs(Lens(model), {"input_ids": ids[None]}, **options)[0]
+
+
+def _total(found: Explanation) -> float:
+    sides = [site for site in found.sites if site != "cross"]
+    return sum(float(found.site(s)["tokens"].sum()) + float(found.site(s)["biases"].sum()) for s in sides)
+
+
+@pytest.mark.parametrize("attention", ["carried", "chosen"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama_bias"])
+def test_terms_add_up(family: str, attention: str) -> None:
+    found = _explained(headed(family, torch.float32), ids_of(8), output=11, position=5, attention=attention)
+    assert _total(found) == pytest.approx(found.value, abs=1e-4)
+    assert found.proof.gap < 1e-5
+    assert found.proof.replay < 1e-4
+
+
+@settings(max_examples=8, deadline=None)
+@given(length=st.integers(1, 9), token=st.integers(5, 50), other=st.integers(5, 50), seed=st.integers(0, 99))
+def test_a_contrast_is_a_difference(length: int, token: int, other: int, seed: int) -> None:
+    model, ids = headed("gpt2"), ids_of(length, seed)
+    one, two = (_explained(model, ids, output=t, parts=["tokens", "biases"]) for t in (token, other))
+    both = _explained(model, ids, output=token, against=other, parts=["tokens", "biases"])
+    np.testing.assert_allclose(both["tokens"], one["tokens"].values - two["tokens"].values, atol=1e-9)
+    assert float(both["biases"].sum()) == pytest.approx(float(one["biases"].sum() - two["biases"].sum()), abs=1e-9)
+
+
+def test_a_constant_on_all_logits_changes_no_contrast() -> None:
+    model, ids = headed("bert"), ids_of(6)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.cls.predictions.decoder.bias.add_(3.0)
+    one, two = (_explained(m, ids, output=8, against=9, position=2) for m in (model, other))
+    np.testing.assert_allclose(one["tokens"], two["tokens"], atol=1e-9)
+    assert one.value == pytest.approx(two.value, abs=1e-9)
+    np.testing.assert_allclose(one["biases"], two["biases"], atol=1e-9)
+
+
+def test_scaling_the_unembedding_scales_all_terms() -> None:
+    model, ids = headed("llama"), ids_of(6)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(2.5)
+    one, two = (_explained(m, ids, output=8, parts=PARTS) for m in (model, other))
+    for name in ("tokens", "states", "edges", "heads", "blocks", "direct", "biases"):
+        np.testing.assert_allclose(two[name], 2.5 * one[name].values, atol=1e-6, err_msg=name)
+
+
+def test_a_later_token_gives_nothing_to_an_earlier_position() -> None:
+    found = _explained(headed("llama"), ids_of(7), output=8, position=3, parts=PARTS)
+    assert np.abs(found["tokens"].values[4:]).max() == 0
+    assert np.abs(found["edges"].values[..., 4:]).max() == 0
+    assert np.abs(found["states"].values[:, 4:]).max() == 0
+
+
+OUTPUT_BIAS = {"bert": "attention.output.dense.bias", "gpt2": "attn.c_proj.bias", "llama_bias": "o_proj.bias"}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama_bias"])
+def test_heads_edges_and_blocks(family: str, implementation: str) -> None:
+    model = headed(family, implementation=implementation)
+    with_bias = _explained(model, ids_of(7), output=8, position=5, parts=PARTS)
+    np.testing.assert_allclose(with_bias["edges"].sum(("query", "key")), with_bias["heads"], atol=1e-6)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(OUTPUT_BIAS[family]):
+                parameter.zero_()
+    # A block is the sum of its edges and its output's bias; b_V goes with its key.
+    without = _explained(model, ids_of(7), output=8, position=5, parts=PARTS)
+    gaps = [
+        found["blocks"].sel(block="attention").sum("key") - found["edges"].sum(("head", "query", "key"))
+        for found in (with_bias, without)
+    ]
+    assert np.abs(gaps[0]).max() > 1e-3
+    np.testing.assert_allclose(gaps[1], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama_bias"])
+def test_direct_terms_add_up(family: str) -> None:
+    found = _explained(headed(family), ids_of(7), output=8, position=5)
+    total = sum(float(found[name].sum()) for name in ("direct", "direct_entrance", "direct_biases"))
+    assert total == pytest.approx(found.value, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_padding_changes_no_number(family: str) -> None:
+    model = headed(family)
+    long, short = ids_of(9), ids_of(5, 1)
+    padded = torch.stack([long, torch.cat([short, torch.full((4,), 2)])])
+    mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+    inputs = {"input_ids": padded, "attention_mask": mask}
+    batch = explain_inputs(Lens(model), inputs, output=8, position=3, parts=PARTS)
+    for found, ids in zip(batch, (long, short), strict=True):
+        alone = _explained(model, ids, output=8, position=3, parts=PARTS)
+        assert found.value == pytest.approx(alone.value, abs=1e-6)
+        for name in ("tokens", "states", "edges", "heads", "blocks", "direct", "biases"):
+            np.testing.assert_allclose(found[name], alone[name], atol=1e-6, err_msg=name)
+
+
+def test_steps_are_those_of_the_prefixes() -> None:
+    model = headed("llama", torch.float32)
+    lens = Lens(model, tiny.tokenizer("none"))
+    whole = explain(lens, "the cat sat", output="red tree")
+    assert whole["tokens"].dims == ("step", "key")
+    first, second = explain(lens, "the cat sat", output="red"), explain(lens, "the cat sat red", output="tree")
+    np.testing.assert_allclose(whole["tokens"].values[0, :3], first["tokens"], atol=1e-4)
+    np.testing.assert_allclose(whole["tokens"].values[1], second["tokens"], atol=1e-4)
+    np.testing.assert_allclose(whole.value, [first.value, second.value], atol=1e-4)
+
+
+def test_generated_tokens_are_explained_step_by_step() -> None:
+    model = headed("marian", torch.float32)
+    model.generation_config.max_new_tokens = 3
+    found = explain(Lens(model, tiny.tokenizer_for("marian")), "the cat sat", generate=True)
+    assert found.site("decoder")["tokens"].sizes["step"] == found.value.sizes["step"]
+    assert list(found.site("cross")["heads"].dims) == ["step", "layer", "head"]
+
+
+def test_saved_and_opened(tmp_path: Any) -> None:
+    found = explain(
+        Lens(headed("llama", torch.float32), tiny.tokenizer("none")), "the cat sat on", output="red tree", edges_top=5
+    )
+    back = open_explanation(found.save(tmp_path / "e.zarr"))
+    for name, array in found.sites["decoder"].items():
+        assert array.identical(back[name]), name
+    assert back.proof == found.proof
+    assert dict(back.provenance) == dict(found.provenance)
+    assert found.value.identical(back.value)
+    with pytest.raises(InputError, match="overwrite"):
+        found.save(tmp_path / "e.zarr")
+
+
+def test_words_and_spans_are_sums() -> None:
+    found = explain(Lens(headed("llama", torch.float32), tiny.tokenizer("none")), "cats sat slowly on", output="red")
+    assert float(found.by_word().sum()) == pytest.approx(float(found["tokens"].sum()))
+    spans = found.by_span({"a": (0, 2), "b": (2, found["tokens"].sizes["key"])})
+    assert float(spans.sum()) == pytest.approx(float(found["tokens"].sum()))
+    with pytest.raises(InputError, match="within"):
+        found.by_span({"a": (2, 99)})
+
+
+def test_results_are_frozen_and_read_in_one_line() -> None:
+    found = _explained(headed("llama", torch.float32), ids_of(5), output=3, parts=PARTS)
+    with pytest.raises(ValueError, match="read-only"):
+        found["tokens"].values[0] = 1
+    assert "\n" not in repr(found)
+    assert set(found.to_frame()["part"]) >= {"tokens", "edges", "biases"}
+    assert all(paper in found.cite() for paper in ("kobayashi-etal-2020", "kobayashi-etal-2024", "decompx"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"output": "rojo verde", "position": 1}, "one token"),
+        ({"output": 10**6}, "from 0 to"),
+        ({"position": 99}, "0 to"),
+        ({"parts": ["nothing"]}, "tokens, states"),
+        ({"attention": "both"}, "carried, chosen"),
+        ({"direction": [1.0]}, "direction"),
+    ],
+)
+def test_bad_requests(options: dict[str, Any], says: str) -> None:
+    lens = Lens(headed("llama", torch.float32), tiny.tokenizer("none"))
+    with pytest.raises(InputError, match=says):
+        explain(lens, "the cat sat", **options)
+
+
+def test_masked_models_are_asked_at_their_mask() -> None:
+    lens = Lens(headed("bert", torch.float32), tiny.tokenizer("both"))
+    assert explain(lens, "the cat [MASK] on", output="sat").provenance["position"] == 3
+    with pytest.raises(InputError, match="the text has none"):
+        explain(lens, "the cat sat", output="red")
+    with pytest.raises(InputError, match="has 2"):
+        explain(lens, "the [MASK] [MASK]", output="red")
+
+
+def test_a_direction_on_a_model_without_a_head() -> None:
+    model = tiny.make("bert", torch.float64)
+    direction = torch.randn(tiny.WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ids = ids_of(6)
+    (found,) = explain_inputs(Lens(model), {"input_ids": ids[None]}, direction=direction, position=2)
+    with torch.no_grad():
+        own = float(model(input_ids=ids[None]).last_hidden_state[0, 2] @ direction)
+    assert found.value == pytest.approx(own, abs=1e-9)
+    with pytest.raises(InputError, match="direction"):
+        explain_inputs(Lens(model), {"input_ids": ids[None]})
+
+
+def test_nothing_is_left_changed() -> None:
+    model = headed("llama", torch.float32)
+    before = {name: (p.requires_grad, p.detach().clone()) for name, p in model.named_parameters()}
+    forwards = [m.__dict__.get("forward") for m in model.modules()]
+    apply, enter = torch.autograd.Function.apply, torch.no_grad.__enter__
+    _explained(model, ids_of(5), output=3)
+    assert torch.autograd.Function.apply == apply and torch.no_grad.__enter__ is enter
+    assert [m.__dict__.get("forward") for m in model.modules()] == forwards
+    for name, p in model.named_parameters():
+        assert p.requires_grad == before[name][0] and torch.equal(p, before[name][1])
+        assert p.grad is None
+
+
+def test_a_model_that_padding_changes_is_run_row_by_row() -> None:
+    config = transformers.FNetConfig(
+        vocab_size=60,
+        hidden_size=24,
+        num_hidden_layers=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    lens = Lens(tiny.randomized(transformers.FNetForMaskedLM(config)).eval(), tiny.tokenizer("both"))
+    texts = ["the cat [MASK] on a very red mat", "she [MASK]"]
+    together = explain(lens, texts, output="sat", parts=["tokens"])
+    for text, found in zip(texts, together, strict=True):
+        alone = explain(lens, text, output="sat", parts=["tokens"])
+        np.testing.assert_allclose(found["tokens"], alone["tokens"], atol=1e-6)
+
+
+# ---- edges, steps, states of a model ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [1 << 24, 40])
+@pytest.mark.parametrize(("family", "implementation"), [("llama", "sdpa"), ("gpt2", "eager"), ("bert", "sdpa")])
+def test_the_strongest_edges_are_those_of_all(
+    family: str, implementation: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normlens.attribution.walk._BLOCK", block)  # a few queries at a time, or all of them
+    model, lens_inputs = headed(family, implementation=implementation), {"input_ids": ids_of(7)[None]}
+    lens_inputs["attention_mask"] = torch.tensor([[1] * 6 + [0]])
+    (whole,) = explain_inputs(Lens(model), lens_inputs, output=8, position=5, parts=["edges"])
+    (top,) = explain_inputs(Lens(model), lens_inputs, output=8, position=5, parts=["edges"], edges_top=9)
+    assert "edges" not in next(iter(top.sites.values()))
+    edges, strongest = whole["edges"], top["edges_top"]
+    values = np.sort(np.abs(edges.values).ravel())[::-1]
+    np.testing.assert_allclose(np.abs(strongest), values[:9], atol=1e-9)
+    for edge in strongest:
+        place = {axis: int(edge[axis]) for axis in ("layer", "head", "query", "key")}
+        assert float(edge) == pytest.approx(float(edges.sel(place)), abs=1e-9)
+        assert str(edge["key_token"].values) == str(edges["key_token"].sel(key=place["key"]).values)
+    assert strongest.attrs["edges_left_out"] == edges.size - 9
+    assert float(strongest.sum()) + strongest.attrs["their_sum"] == pytest.approx(float(edges.sum()), abs=1e-9)
+    rest = np.abs(edges.values).sum() - values[:9].sum()
+    assert strongest.attrs["their_absolute_sum"] == pytest.approx(rest, abs=1e-9)
+
+
+def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normlens.attribution.api.available_bytes", lambda: 10_000)
+    lens = Lens(headed("llama", torch.float32))
+    calls: list[int] = []
+    lens.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(InputError, match=r"edges must fit in memory: they take .*edges_top"):
+        explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3, parts=["edges"])
+    assert not calls
+    explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3)  # without edges it does fit
+    explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3, edges_top=3)
+
+
+def test_the_sum_of_steps_is_a_sum() -> None:
+    lens = Lens(headed("llama", torch.float32), tiny.tokenizer("none"))
+    steps = explain(lens, "the cat sat", output="red tree", edges_top=4)
+    whole = steps.sum_of_steps()
+    assert whole.value == pytest.approx(float(steps.value.sum()))
+    np.testing.assert_allclose(whole["tokens"], steps["tokens"].sum("step"))
+    assert _total(whole) == pytest.approx(whole.value, abs=1e-4)
+    assert whole.probability == pytest.approx(np.prod(steps.probability))
+    assert "edges_top" not in whole.sites["decoder"]  # of each step others are the strongest
+    assert whole.sum_of_steps() is whole
+
+
+def _replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from normlens.attribution.terms import Run
+
+    found: list[int] = []
+    own = Run.replay_gap
+
+    def counted(*args: Any) -> Any:
+        found.append(1)
+        return own(*args)
+
+    monkeypatch.setattr(Run, "replay_gap", counted)
+    return found
+
+
+def test_the_whole_proof_runs_once_for_each_state_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, replays = Lens(headed("llama", torch.float32)), _replays(monkeypatch)
+    inputs = {"input_ids": ids_of(6)[None]}
+
+    def value() -> float:
+        return float(explain_inputs(lens, inputs, output=3)[0].value)
+
+    first = value()
+    assert value() == first and len(replays) == 1
+    content = explain_inputs(lens, inputs, output=3)[0].provenance["model"]["content"]
+    lens.model.lm_head.weight.data.mul_(2.0)  # leaves the version alone
+    assert value() == pytest.approx(2 * first, rel=1e-4) and len(replays) == 2
+    assert explain_inputs(lens, inputs, output=3)[0].provenance["model"]["content"] != content
+    with torch.no_grad():
+        lens.model.lm_head.weight.mul_(0.5)
+    value()
+    assert len(replays) == 3
+    lens.model.set_attn_implementation("eager")
+    value()
+    assert len(replays) == 4
+    handle = lens.model.model.layers[0].register_forward_hook(lambda module, given, out: None)
+    value()
+    handle.remove()
+    assert len(replays) == 5
+    explain_inputs(lens, {**inputs, "attention_mask": torch.tensor([[1] * 5 + [0]])}, output=3)
+    assert len(replays) == 6
+    explain_inputs(lens, inputs, output=3, attention="chosen")
+    assert len(replays) == 7
+
+
+def test_adapters_are_explained_and_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(headed("llama", torch.float32), config).eval()
+    lens, inputs, replays = Lens(model), {"input_ids": ids_of(6)[None]}, _replays(monkeypatch)
+    (adapted,) = explain_inputs(lens, inputs, output=3)
+    with torch.no_grad():
+        assert adapted.value == pytest.approx(float(model(**inputs).logits[0, -1, 3]), abs=1e-4)
+    assert _total(adapted) == pytest.approx(adapted.value, abs=1e-4)
+    with model.disable_adapter():
+        (plain,) = explain_inputs(lens, inputs, output=3)
+    own = _explained(headed("llama", torch.float32), ids_of(6), output=3)
+    np.testing.assert_allclose(plain["tokens"], own["tokens"], atol=1e-5)
+    assert abs(plain.value - adapted.value) > 1e-3 and len(replays) == 3
+
+
+# ---- kinds of heads and inputs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_left_padding_changes_no_number(family: str) -> None:
+    model = headed(family)
+    long, short = ids_of(9), ids_of(5, 1)
+    padded = torch.stack([long, torch.cat([torch.full((4,), 2), short])])
+    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
+    inputs = {"input_ids": padded, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
+    batch = explain_inputs(Lens(model), inputs, output=8, position=-1, parts=PARTS)
+    for found, ids in zip(batch, (long, short), strict=True):
+        alone = _explained(model, ids, output=8, position=-1, parts=PARTS)
+        assert found.value == pytest.approx(alone.value, abs=1e-6)
+        for name in PARTS:
+            np.testing.assert_allclose(found[name], alone[name], atol=1e-6, err_msg=name)
+
+
+def test_sequence_classification_by_label_and_number() -> None:
+    labels = {0: "bad", 1: "fine"}
+    torch.manual_seed(0)
+    config = tiny.bert(id2label=labels, label2id={v: k for k, v in labels.items()}).config
+    model = tiny.randomized(transformers.BertForSequenceClassification(config)).eval()
+    lens = Lens(model, tiny.tokenizer("both"))
+    by_name, by_number = (explain(lens, "the cat sat", output=which) for which in ("Fine", 1))
+    assert by_name.value == by_number.value and by_name.provenance["output"] == "fine"
+    assert _total(by_name) == pytest.approx(by_name.value, abs=1e-4)
+    batch = explain(lens, ["the cat sat", "she sat on a very red mat"], output=["bad", "fine"], against=["fine", "bad"])
+    assert batch[0].value == pytest.approx(explain(lens, "the cat sat", output="bad", against="fine").value, abs=1e-5)
+    with pytest.raises(InputError, match="labels bad, fine"):
+        explain(lens, "the cat", output="great")
+
+
+def test_token_classification_at_a_position() -> None:
+    torch.manual_seed(0)
+    model = tiny.randomized(transformers.BertForTokenClassification(tiny.bert(num_labels=3).config)).eval()
+    lens = Lens(model, tiny.tokenizer("both"))
+    found = explain(lens, "the cat sat", position=2, output=1)
+    ids = torch.tensor([lens.tokenizer("the cat sat")["input_ids"]])
+    with torch.no_grad():
+        assert found.value == pytest.approx(float(model(ids).logits[0, 2, 1]), abs=1e-4)
+    assert _total(found) == pytest.approx(found.value, abs=1e-4)
+    with pytest.raises(InputError, match="one of 0 to 4"):
+        explain(lens, "the cat sat", output=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "options", "says"),
+    [
+        ("bert", "the [MASK] sat", {"output": "red tree"}, "step by step by a causal language model: BertForMaskedLM"),
+        ("bert", "the [MASK] sat", {"generate": True}, "BertForMaskedLM does not"),
+        ("marian", "the cat sat", {"target": "a mat", "output": "red tree"}, "MarianMTModel is none"),
+        ("marian", "the cat sat", {"target": "a mat", "generate": True}, "drop them"),
+        ("llama", "the cat sat", {"edges_top": 0}, "at least 1"),
+    ],
+)
+def test_what_a_model_cannot_be_asked(family: str, text: str, options: dict[str, Any], says: str) -> None:
+    tokenizer = {"bert": "both", "llama": "none"}.get(family)
+    lens = Lens(headed(family, torch.float32), tiny.tokenizer(tokenizer) if tokenizer else tiny.tokenizer_for(family))
+    with pytest.raises(InputError, match=says):
+        explain(lens, text, **options)
+
+
+def test_threads_wait_for_each_other() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    lens, inputs = Lens(headed("llama", torch.float32)), [{"input_ids": ids_of(5, seed)[None]} for seed in range(4)]
+    alone = [lens.explain_inputs(given, output=3)[0]["tokens"].values for given in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda given: lens.explain_inputs(given, output=3)[0]["tokens"].values, inputs * 3))
+    for one, other in zip(alone * 3, together, strict=True):
+        np.testing.assert_array_equal(one, other)

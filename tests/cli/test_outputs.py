@@ -1,0 +1,248 @@
+"""What the commands write: nothing that exists without being asked, nothing that is read, no formula, no markup."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from normlens.cli.main import main
+from normlens.errors import InputError
+from normlens.files import disarmed, refuse_existing, refuse_input, whole_files, whole_folder, write_table
+from normlens.lens import Lens
+from tests import tiny
+from tests.corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer
+
+#: Words that a spreadsheet would run, and words that rich would read as markup or as pictures.
+WORDS = ["=1+1", "@sum", "-2", "+3", "[/x]", "[bold]", ":cat:", "the"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model whose words are all of these, kept whole; its own name is markup too."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("models") / "[bold]model"
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    tiny.make("bert").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Run the command in this process, in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["normlens", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return run
+
+
+# ---- what is written ----------------------------------------------------------------------------------------------
+
+
+def test_analyze_shows_every_word_as_it_is(model: Path, shell: Any) -> None:
+    code, out, err = shell("analyze", " ".join(WORDS), "--model", model)
+    assert code == 0, err
+    assert all(word in out for word in WORDS)
+
+
+def test_analyze_writes_where_it_is_told_and_no_formulas(model: Path, shell: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "[/x]"
+    arguments = ("analyze", " ".join(WORDS), "--model", model, "--measure", "attn_w", "--layer", 1, "--out", folder)
+    code, out, err = shell(*arguments)
+    assert code == 0, err
+    assert f"wrote {folder / 'analysis.zarr'}" in out and f"wrote {folder / 'analysis.csv'}" in out
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    with (folder / "analysis.csv").open(newline="", encoding="utf-8") as file:
+        cells = {cell for row in csv.reader(file) for cell in row}
+    assert {"'=1+1", "'@sum", "'-2", "'+3", "[/x]", "the"} <= cells
+    assert not {"=1+1", "@sum", "-2", "+3"} & cells
+
+    before = (folder / "analysis.csv").read_bytes()
+    code, out, err = shell(*arguments)
+    assert code == 2 and "must not overwrite what exists" in err and "--overwrite" in err and out == ""
+    assert (folder / "analysis.csv").read_bytes() == before
+    code, _, err = shell(*arguments, "--overwrite")
+    assert code == 0, err
+
+
+def test_a_picture_of_the_users_is_not_replaced(model: Path, shell: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "maps.png").write_bytes(b"mine")
+    arguments = ("analyze", "the the", "--model", model, "--measure", "attn_w", "--layer", 1, "--out", folder)
+    code, _, err = shell(*arguments)
+    assert code == 2 and "maps.png" in err
+    assert [path.name for path in folder.iterdir()] == ["maps.png"] and (folder / "maps.png").read_bytes() == b"mine"
+
+
+def test_analyze_never_replaces_a_folder_that_is_no_analysis(model: Path, shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "out" / "analysis.zarr").mkdir(parents=True)
+    (tmp_path / "out" / "analysis.zarr" / "thesis.txt").write_text("mine")
+    code, _, err = shell("analyze", "the", "--model", model, "--out", tmp_path / "out", "--overwrite")
+    assert code == 2 and "must not overwrite what exists" in err
+    assert (tmp_path / "out" / "analysis.zarr" / "thesis.txt").read_text() == "mine"
+
+
+def test_the_models_folder_is_no_place_for_results(model: Path, shell: Any) -> None:
+    before = sorted(model.iterdir())
+    code, _, err = shell("analyze", "the", "--model", model, "--out", model, "--overwrite")
+    assert code == 2 and "an output must not be an input" in err and sorted(model.iterdir()) == before
+
+
+def test_a_category_is_shown_as_it_is_called(shell: Any, tmp_path: Path) -> None:
+    tiny_bert().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("\n".join(paragraphs(6)))
+    rules = ("--category", "[/x]=the|a", "--category", "[bold]=river|stone", "--category", ":cat:=town")
+    code, out, err = shell("corpus", "text", "--model", "model", "--out", "[/x]", *rules)
+    assert code == 0, err
+    assert all(name in out for name in ("[/x]", "[bold]", ":cat:", "wrote [/x]"))
+
+
+def test_a_device_that_does_not_exist(model: Path) -> None:
+    from normlens.cli.options import open_lens
+
+    assert open_lens(str(model), device="cpu").model.device.type == "cpu"
+    with pytest.raises(InputError, match="a device is one that PyTorch finds here: 'nope' cannot be used"):
+        open_lens(str(model), device="nope")
+
+
+def test_view_replaces_only_what_it_may(model: Path, shell: Any, tmp_path: Path) -> None:
+    code, out, err = shell("view", "the [bold]", "--model", model)
+    assert code == 0 and "wrote normlens-view.html" in out, err
+    assert shell("view", "the", "--model", model)[0] == 0  # nobody chose that name
+    page = tmp_path / "[" / "x].html"
+    page.parent.mkdir()
+    code, out, _ = shell("view", "the", "--model", model, "--out", page)
+    assert code == 0 and f"wrote {page}" in out
+    before = page.read_bytes()
+    code, _, err = shell("view", "[bold]", "--model", model, "--out", page)
+    assert code == 2 and "--overwrite" in err and page.read_bytes() == before
+    assert shell("view", "[bold]", "--model", model, "--out", page, "--overwrite")[0] == 0
+    (tmp_path / "normlens-view.html").write_text("mine")
+    code, _, err = shell("view", "the", "--model", model)
+    assert code == 2 and (tmp_path / "normlens-view.html").read_text() == "mine"
+
+
+def test_view_does_not_write_into_the_run_that_it_shows(model: Path, shell: Any, tmp_path: Path) -> None:
+    import normlens
+
+    run = normlens.load(model).analyze("the").save(tmp_path / "run.zarr")
+    before = (run / "zarr.json").read_bytes()
+    code, _, err = shell("view", run, "--out", run / "zarr.json", "--overwrite")
+    assert code == 2 and "an output must not be an input" in err and (run / "zarr.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [("reproduce", "kobayashi2021"), ("compare", "one", "two")])
+def test_a_report_does_not_replace_something_else(command: tuple[str, ...], shell: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({"experiment": "another"}))
+    code, _, err = shell(*command, "--out", folder)
+    assert code == 2 and "must not overwrite what exists" in err and "results.json" in err and "--overwrite" in err
+    code, _, err = shell(*command, "--out", folder, "--overwrite", "--data", folder / "results.json")
+    assert code == 2 and "an output must not be an input" in err
+
+
+# ---- the helpers ----------------------------------------------------------------------------------------------------
+
+
+def test_an_output_is_an_input_by_any_name(tmp_path: Path) -> None:
+    source, link, hard = tmp_path / "text", tmp_path / "link", tmp_path / "hard"
+    source.write_text("words")
+    link.symlink_to(source)
+    hard.hardlink_to(source)
+    for name in (source, link, hard, tmp_path / "sub" / ".." / "text"):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        with pytest.raises(InputError, match="an output must not be an input"):
+            refuse_input(name, [tmp_path / "other", source])
+    refuse_input(tmp_path / "new", [source])
+    refuse_input(tmp_path / "new", [tmp_path])  # a new file beside those that are read harms none of them
+    with pytest.raises(InputError, match="an output must not be an input"):
+        refuse_input(source, [tmp_path])
+
+
+def test_a_link_to_nowhere_exists(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"must not overwrite what exists: .*link does; choose another path, or ask"):
+        refuse_existing(tmp_path / "link", "ask")
+    refuse_existing(tmp_path / ("x" * 5000), "ask")
+
+
+def test_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with pytest.raises(RuntimeError), whole_files(target, overwrite=False, remedy="ask") as draft:
+        (draft / "a").write_text("a")
+        raise RuntimeError
+    assert list(target.iterdir()) == []
+    with whole_files(target, overwrite=False, remedy="ask") as draft:
+        (draft / "a").write_text("a")
+        (draft / "folder").mkdir()
+        (draft / "folder" / "old").write_text("old")
+    with pytest.raises(InputError, match="a does"), whole_files(target, overwrite=False, remedy="ask") as draft:
+        (draft / "a").write_text("new")
+        (draft / "b").write_text("b")
+    assert sorted(path.name for path in target.iterdir()) == ["a", "folder"] and (target / "a").read_text() == "a"
+    with whole_files(target, overwrite=True, remedy="ask") as draft:
+        (draft / "a").write_text("new")
+        (draft / "folder").mkdir()
+    assert (target / "a").read_text() == "new" and list((target / "folder").iterdir()) == []
+    assert sorted(path.name for path in target.iterdir()) == ["a", "folder"]
+
+
+def test_a_folder_is_replaced_by_a_whole_one_or_stays(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "run") as draft:
+        (draft / "first").write_text("1")
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "run") as draft:
+        (draft / "second").write_text("2")
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["first"]
+    with whole_folder(tmp_path / "run") as draft:
+        (draft / "second").write_text("2")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "'=1", "''@x"])
+def test_no_cell_begins_a_formula_and_each_can_be_read_back(cell: str) -> None:
+    safe = disarmed(cell)
+    assert safe == f"'{cell}" and safe[1:] == cell
+
+
+@pytest.mark.parametrize("cell", ["the", "1-1", "'s", "##ing", "", -1, 2.5, None])
+def test_other_cells_stay_as_they_are(cell: Any) -> None:
+    assert disarmed(cell) is cell
+
+
+def test_a_table_keeps_its_numbers(tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"=token": ["-a", "b"], "value": [-1.5, 2.0], "count": [-1, 2]})
+    frame["kind"] = pd.Categorical(["@x", "y"])
+    path = write_table(tmp_path / "table.csv", frame)
+    assert path.read_text() == "'=token,value,count,kind\n'-a,-1.5,-1,'@x\nb,2.0,2,y\n"
+    assert list(frame.columns) == ["=token", "value", "count", "kind"]  # the frame is the caller's
+
+
+def test_a_lens_without_a_shell_is_not_touched(model: Path) -> None:
+    """Words are data in results too: what the commands escape is what they show, not what they hold."""
+    import normlens
+
+    lens: Lens = normlens.load(model)
+    assert lens.analyze("=1+1 [/x]").site("encoder").query_tokens == ["=1+1", "[/x]"]

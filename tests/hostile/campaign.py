@@ -1,0 +1,234 @@
+"""Run commands on damaged files, each in a process of its own, and count how they end.
+
+A target is a folder of whole files, and a command that reads them. A case damages one file in a copy of the folder, forks
+this process (which has imported everything already), runs the command there, and looks at what is left: an exit code of 0
+or 2, at most one line of error, little memory, and every file that was not the command's to write as it was before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .mutations import mutations_for
+
+#: A command on a few lines ends in a second; a machine that is busy is given three hundred.
+_LONGEST = 300
+_NOWHERE = Path(os.devnull)
+_MOST_MEMORY = 1 << 30  # bytes more than this process has
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whole files, and a command that reads them."""
+
+    name: str
+    make: Callable[[Path], None]  # fills a folder
+    command: Callable[[Path], Sequence[str]]  # the arguments, for a copy of that folder
+    damage: tuple[str, ...]  # patterns of the files to be damaged
+    own: tuple[str, ...] = ()  # patterns of files that the command may change or remove
+    prepare: Callable[[Path], None] | None = None  # in the child, before the command
+    same: tuple[str, ...] = ()  # files that must come out as from whole files, wherever the command succeeds
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file, and what becomes of it."""
+
+    victim: Path
+    content: bytes
+
+
+@dataclass
+class Tally:
+    """What a campaign found."""
+
+    tried: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def report(self) -> str:
+        kinds = Counter(fault.split(":", 1)[0] for fault in self.faults)
+        counted = ", ".join(
+            f"{kind} {kinds.get(kind, 0)}"
+            for kind in ("tracebacks", "signals", "files lost", "wrong results", "hangs", "memory", "manners")
+        )
+        ends = ", ".join(f"{code}: {count}" for code, count in sorted(self.codes.items()))
+        return f"{self.tried} inputs tried; {counted}; exit codes {ends}"
+
+
+class Campaign:
+    """Cases against targets, the same for the same seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tally = folder, Tally()
+        self._whole: dict[str, tuple[Path, Path]] = {}  # its files before and after the command
+
+    def attack(self, target: Target, cases: int, seed: int = 0) -> Tally:
+        """Try so many cases against a target."""
+        whole, _ = self._made(target)
+        victims = sorted({path for pattern in target.damage for path in whole.glob(pattern) if path.is_file()})
+        assert victims, f"{target.name} has no file to damage"
+        for number in range(cases):
+            rng = random.Random(f"{seed} {target.name} {number}")
+            victim = victims[number % len(victims)]
+            content = victim.read_bytes()
+            mutation = rng.choice(mutations_for(victim.name, content))
+            damage = Damage(victim.relative_to(whole), mutation(content, rng))
+            self._case(target, damage, f"{target.name} {seed}/{number}: {mutation.__name__} of {damage.victim}")
+        return self.tally
+
+    def _made(self, target: Target) -> tuple[Path, Path]:
+        if target.name not in self._whole:
+            whole = self.folder / target.name / "whole"
+            whole.mkdir(parents=True)
+            status, err, _ = self._forked(target, lambda: target.make(whole))
+            assert status == 0, f"{target.name} must be made: {err}"
+            (whole / "bystander.txt").write_text("nothing to do with it\n")
+            copy = self._copied(target, whole)
+            status, err, _ = self._run(target, copy)
+            assert os.waitstatus_to_exitcode(status) == 0, f"{target.name} must succeed on whole files: {err}"
+            right = self.folder / target.name / "right"
+            copy.rename(right)
+            self._whole[target.name] = whole, right
+        return self._whole[target.name]
+
+    def _copied(self, target: Target, whole: Path) -> Path:
+        copy = self.folder / target.name / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(whole, copy)
+        return copy
+
+    def _case(self, target: Target, damage: Damage, where: str) -> None:
+        whole, right = self._whole[target.name]
+        copy = self._copied(target, whole)
+        (copy / damage.victim).write_bytes(damage.content)
+        before = {path: _digest(copy / path) for path in _files(copy, target.own)}
+        status, err, grown = self._run(target, copy)
+        code = os.waitstatus_to_exitcode(status)
+        self.tally.tried += 1
+        self.tally.codes[str(code)] += 1
+        if code < 0:
+            kind = "hangs" if -code == signal.SIGALRM else "signals"
+            self._fault(kind, f"{where}: {signal.Signals(-code).name}")
+        elif code not in (0, 2) or "Traceback" in err:
+            self._fault("tracebacks", f"{where}: exit code {code}: {err[-3000:]}")
+        elif code == 2 and not (err.strip().splitlines() or [""])[-1].startswith("normlens: "):
+            self._fault("manners", f"{where}: {err!r}")
+        if grown > _MOST_MEMORY:
+            self._fault("memory", f"{where}: {grown / 2**20:.0f} MB")
+        after = {path: _digest(copy / path) for path in before if (copy / path).exists()}
+        for path in before:
+            if after.get(path) != before[path]:
+                self._fault("files lost", f"{where}: {path}")
+        for name in target.same if code == 0 else ():
+            if not _same(copy / name, right / name):
+                self._fault("wrong results", f"{where}: {name} differs")
+
+    def _fault(self, kind: str, what: str) -> None:
+        self.tally.faults.append(f"{kind}: {what}")
+
+    def _run(self, target: Target, copy: Path) -> tuple[int, str, int]:
+        return self._forked(target, lambda: _command(target, copy))
+
+    def _forked(self, target: Target, work: Callable[[], int | None]) -> tuple[int, str, int]:
+        """The status of a process that does some work, what it wrote to standard error, and the memory that it took.
+
+        This process itself never runs a model: one that has used its threads cannot be forked any more.
+        """
+        error_file = self.folder / target.name / "stderr"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        child = os.fork()
+        if child == 0:
+            code = 99
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(_LONGEST)
+                os.fsync = lambda handle: None  # nothing here outlives the machine
+                with error_file.open("w") as errors, _NOWHERE.open() as nothing, _NOWHERE.open("w") as nowhere:
+                    os.dup2(nothing.fileno(), 0)
+                    os.dup2(nowhere.fileno(), 1)
+                    os.dup2(errors.fileno(), 2)
+                    sys.stdin, sys.stdout, sys.stderr = nothing, nowhere, errors
+                    code = work() or 0
+            except BaseException:
+                with error_file.open("a") as file:
+                    traceback.print_exc(file=file)
+            finally:
+                os._exit(code)
+        _, status, usage = os.wait4(child, 0)
+        return status, error_file.read_text(errors="replace"), (usage.ru_maxrss - before) * 1024
+
+
+def _command(target: Target, copy: Path) -> int:
+    os.chdir(copy)
+    os.environ["XDG_STATE_HOME"] = str(copy.parent / "state")
+    if target.prepare is not None:
+        target.prepare(copy)
+    from normlens.cli import main
+
+    sys.argv = ["normlens", *map(str, target.command(copy))]
+    try:
+        main.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    if code == 70:  # the traceback is in the log
+        for log in sorted((copy.parent / "state").rglob("*.log"), key=lambda path: path.stat().st_mtime)[-1:]:
+            sys.stderr.write(log.read_text())
+    sys.stderr.flush()
+    return code
+
+
+def _files(folder: Path, own: Sequence[str]) -> list[str]:
+    mine = {path for pattern in own for path in folder.glob(pattern)}
+    return [
+        str(path.relative_to(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path not in mine and not any(parent in mine for parent in path.parents)
+    ]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Tables are equal to nine digits, other files to the last byte."""
+    if one.suffix != ".parquet":
+        return _digest(one) == _digest(other)
+    import pandas as pd
+
+    try:
+        pd.testing.assert_frame_equal(pd.read_parquet(one), pd.read_parquet(other), rtol=1e-9, atol=1e-12)
+    except AssertionError:
+        return False
+    return True
+
+
+def _digest(path: Path) -> str:
+    with suppress(OSError):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return "missing"
+
+
+def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
+    """Attack every target, print what was found, and return an exit code."""
+    campaign, start = Campaign(folder), time.monotonic()
+    for target in targets:
+        known = len(campaign.tally.faults)
+        campaign.attack(target, cases, seed)
+        print(f"{target.name}: {cases} cases, {len(campaign.tally.faults) - known} faults", flush=True)
+    for fault in campaign.tally.faults:
+        print(fault)
+    print(f"{campaign.tally.report()}; {time.monotonic() - start:.0f} s")
+    return 1 if campaign.tally.faults else 0

@@ -1,0 +1,326 @@
+"""Every file format that normlens reads, and a command that reads it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import pickle
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import normlens.lens as lens_module
+from normlens.lens import Lens
+
+from ..alignment.models_for_tests import SENTENCES
+from ..alignment.models_for_tests import lens as translation_lens
+from ..corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer
+from .campaign import Target
+
+TEXTS = paragraphs(6, seed=3)
+_TABLES = ("statistics", "histograms", "correlations", "relative", "categories", "pair_sample", "token_sample")
+_OUTPUTS = tuple(f"out/{name}.parquet" for name in _TABLES)
+
+
+@cache
+def tiny() -> Lens:
+    return Lens(tiny_bert(), tiny_tokenizer(), name="tiny")
+
+
+def use_tiny(_: Path) -> None:
+    """In the child: whatever model is asked for is the tiny one, which is in memory already."""
+    lens_module.load = lambda *names, **options: tiny()  # type: ignore[assignment]
+
+
+def warm_up() -> None:
+    """Import everything and make the models once; every case is a fork of this process."""
+    import datasets  # noqa: F401
+    import pandas  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+    import rich.progress
+    import rich.table  # noqa: F401
+    import zarr  # noqa: F401
+
+    import normlens.alignment.aligner
+    import normlens.corpus.running.run
+    import normlens.experiments.comparison
+    import normlens.viewer.page  # noqa: F401
+
+    _ = tiny().anatomy
+    translation_lens("marian", seed=0)
+
+
+def use_translation(folder: Path) -> None:
+    import os
+
+    os.environ["NORMLENS_CACHE"] = str(folder / "cache")
+    lens_module.load = lambda *names, **options: translation_lens("marian", seed=0)  # type: ignore[assignment]
+
+
+# ---- corpora ----------------------------------------------------------------------------------------------------------
+
+
+def _records(name: str) -> bytes:
+    rows = [{"text": text, "n": number, "tags": text.split()} for number, text in enumerate(TEXTS)]
+    lines = "\n".join(TEXTS).encode() + b"\n"
+    match name:
+        case "corpus.txt":
+            return lines
+        case "corpus.txt.gz":
+            return gzip.compress(lines, mtime=0)
+        case "corpus.txt.xz":
+            return lzma.compress(lines)
+        case "corpus.txt.zst":
+            import pyarrow as pa
+
+            return bytes(pa.Codec("zstd").compress(lines))
+        case "corpus.jsonl":
+            return "".join(json.dumps(row) + "\n" for row in rows).encode()
+        case "corpus.csv" | "corpus.tsv":
+            comma = "," if name.endswith("csv") else "\t"
+            quote = '"' if name.endswith("csv") else ""
+            return "\n".join(
+                ["n" + comma + "text", *(f"{r['n']}{comma}{quote}{r['text']}{quote}" for r in rows)]
+            ).encode()
+        case "corpus.parquet":
+            import pandas as pd
+
+            stream = io.BytesIO()
+            pd.DataFrame(rows).to_parquet(stream)
+            return stream.getvalue()
+        case "corpus.pkl":
+            attention = np.zeros((2, 3), dtype=np.float16)
+            return pickle.dumps(
+                [{"tokens": ["[CLS]", *text.split(), "[SEP]"], "attns": attention} for text in TEXTS], 2
+            )
+    raise ValueError(name)
+
+
+def _corpus(name: str, *options: str) -> Target:
+    return Target(
+        f"corpus-{name}{''.join(options)}".replace("/", "-"),
+        lambda folder: (folder / name).write_bytes(_records(name)) and None,
+        lambda folder: ["corpus", name, "--out", "out", *options],
+        damage=(name,),
+        own=("out",),
+        prepare=use_tiny,
+    )
+
+
+def _make_dataset(folder: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(folder / "dataset"))
+
+
+def _make_ranks(folder: Path) -> None:
+    (folder / "corpus.txt").write_bytes(_records("corpus.txt"))
+    (folder / "ranks.txt").write_text("".join(f"{n + 1} {100 - n} {n}\n" for n in range(20)))
+
+
+def _make_finished(folder: Path) -> None:
+    (folder / "corpus.txt").write_bytes(_records("corpus.txt"))
+    _in_folder(folder, lambda: tiny().corpus("corpus.txt", "out", per_token=True))
+
+
+def small_chunks() -> None:
+    """For this process and its children: a damaged shard must cost something."""
+    from normlens.corpus.running import run as running
+
+    running.CHUNK_SIZE = 2
+
+
+def use_tiny_in_small_chunks(folder: Path) -> None:
+    small_chunks()
+    use_tiny(folder)
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def _make_unfinished(folder: Path) -> None:
+    """A run of three chunks that was stopped after the second."""
+    small_chunks()
+    (folder / "corpus.txt").write_bytes(_records("corpus.txt"))
+
+    def stop(step: Any) -> None:
+        if step.sequences >= 4:
+            raise _StoppedError
+
+    def run() -> None:
+        tiny().corpus("corpus.txt", "out", save_every=0.0, progress=stop)
+
+    try:
+        _in_folder(folder, run)
+    except _StoppedError:
+        assert list((folder / "out" / "unfinished").glob("*.shard"))
+
+
+def _in_folder(folder: Path, run: Any) -> None:
+    import os
+
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        run()
+    finally:
+        os.chdir(before)
+
+
+# ---- saved runs and models --------------------------------------------------------------------------------------------
+
+
+def _make_analysis(folder: Path) -> None:
+    tiny().analyze("the old bridge").save(folder / "run.zarr")
+
+
+def _make_model(folder: Path) -> None:
+    tiny_bert().save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+
+
+# ---- alignments -------------------------------------------------------------------------------------------------------
+
+
+def _make_pairs(folder: Path) -> None:
+    for side, name in enumerate(("source", "target")):
+        (folder / name).write_text("".join(pair[side] + "\n" for pair in SENTENCES), encoding="utf-8")
+    (folder / "links").write_text("0-0 1-1\n0-0\n0-1 1-0\n0-0\n0-0\n")
+
+
+def _make_stopped_alignment(folder: Path) -> None:
+    """An alignment that was killed after its second pair of sentences."""
+    _make_pairs(folder)
+    import os
+
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        use_translation(folder)
+        from normlens.cli import align as command
+        from normlens.cli import main
+
+        command._WINDOW, command._SAVE_EVERY = 2, 0.0
+        line, count = command._line, [0]
+
+        def interrupted(*arguments: Any) -> str:
+            count[0] += 1
+            if count[0] > 3:
+                os._exit(0)
+            return line(*arguments)
+
+        command._line = interrupted
+        sys.argv = ["normlens", *_ALIGN]
+        with Path(os.devnull).open("w") as nowhere:
+            sys.stderr = nowhere
+            main.main()
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (folder / "out.unfinished").exists()
+
+
+_COMPARE = ["compare", "a", "b", "--data", "data.txt", "--out", "out", "--single"]
+_ALIGN = ["align", "--model", "0", "--source", "source", "--target", "target", "--out", "out"]
+
+
+def _resume(folder: Path) -> None:
+    use_translation(folder)
+    from normlens.cli import align as command
+
+    command._WINDOW = 2
+
+
+def _make_cache(folder: Path) -> None:
+    _make_pairs(folder)
+    import os
+
+    before = os.environ.get("NORMLENS_CACHE")
+    os.environ["NORMLENS_CACHE"] = str(folder / "cache")
+    try:
+        from normlens.alignment.aligner import Aligner
+
+        Aligner(translation_lens("marian", seed=0)).choose_layers(SENTENCES)
+    finally:
+        if before is None:
+            del os.environ["NORMLENS_CACHE"]
+        else:
+            os.environ["NORMLENS_CACHE"] = before
+
+
+def _make_gold(folder: Path) -> None:
+    _make_pairs(folder)
+    (folder / "gold").write_text("1 1 1 S\n1 2 2 P\n2 1 1 S\n3 1 1\n5 1 1 S\n")
+    (folder / "talp").write_text("0-0 1p1\n0-0\n0-0\n\n0-0\n")
+
+
+_SKIP = ("--on-error", "skip")
+_READABLE = ("corpus.txt", "corpus.jsonl", "corpus.csv", "corpus.tsv", "corpus.parquet", "corpus.pkl")
+_PACKED = ("corpus.txt.gz", "corpus.txt.xz", "corpus.txt.zst")
+
+TARGETS: list[Target] = [
+    *(_corpus(name) for name in (*_READABLE, *_PACKED)),
+    *(_corpus(name, *_SKIP) for name in ("corpus.jsonl", "corpus.csv", "corpus.parquet", *_PACKED)),
+    _corpus("corpus.jsonl", "--tag-column", "tags", *_SKIP),
+    Target(
+        "corpus-dataset", _make_dataset, lambda folder: ["corpus", "dataset", "--out", "out", *_SKIP],
+        damage=("dataset/*",), own=("out",), prepare=use_tiny,
+    ),
+    Target(
+        "corpus-ranks", _make_ranks,
+        lambda folder: ["corpus", "corpus.txt", "--frequency", "ranks.txt", "--out", "out"],
+        damage=("ranks.txt",), own=("out",), prepare=use_tiny,
+    ),
+    Target(
+        "corpus-finished", _make_finished,
+        lambda folder: ["corpus", "corpus.txt", "--per-token", "--out", "out"],
+        damage=("out/*.json", "out/*.parquet", "out/tokens/*"), own=(), prepare=use_tiny,
+    ),
+    Target(
+        "corpus-unfinished", _make_unfinished, lambda folder: ["corpus", "corpus.txt", "--out", "out"],
+        damage=("out/unfinished/*",), own=("out",), prepare=use_tiny_in_small_chunks, same=_OUTPUTS,
+    ),
+    Target(
+        "corpus-fresh", _make_finished,
+        lambda folder: ["corpus", "corpus.txt", "--per-token", "--out", "out", "--fresh"],
+        damage=("out/*.json", "out/tokens/*"), own=("out",), prepare=use_tiny,
+    ),
+    Target(
+        "view", _make_analysis, lambda folder: ["view", "run.zarr", "--out", "page.html"],
+        damage=("run.zarr/**/*",), own=("page.html",), same=("page.html",),
+    ),
+    Target("model-info", _make_model, lambda folder: ["info", "model"], damage=("model/*",)),
+    Target(
+        "model-analyze", _make_model, lambda folder: ["analyze", "the old bridge", "--model", "model", "--out", "out"],
+        damage=("model/*",), own=("out",),
+    ),
+    Target(
+        "align", _make_pairs, lambda folder: [*_ALIGN, "--reverse-links", "links", "--symmetrize", "union"],
+        damage=("source", "target", "links"), own=("out*", "cache"), prepare=use_translation,
+    ),
+    Target(
+        "align-resume", _make_stopped_alignment, lambda folder: [*_ALIGN, "--resume"],
+        damage=("out.unfinished", "out.run.json"), own=("out*", "cache"), prepare=_resume, same=("out",),
+    ),
+    Target(
+        "align-cache", _make_cache, lambda folder: _ALIGN, damage=("cache/layers/*",), own=("out*", "cache"),
+        prepare=use_translation,
+    ),
+    Target(
+        "aer", _make_gold,
+        lambda folder: ["aer", "links", "talp", "--gold", "gold", "--source", "source", "--target", "target"],
+        damage=("links", "talp", "gold", "source", "target"),
+    ),
+    Target("aer-alone", _make_gold, lambda folder: ["aer", "links", "--gold", "talp"], damage=("links", "talp")),
+    Target(
+        "compare", lambda folder: (folder / "data.txt").write_text("\n".join(TEXTS)) and None,
+        lambda folder: [*_COMPARE, "--limit", "4", "--max-length", "32"],
+        damage=("data.txt",), own=("out",), prepare=use_tiny,
+    ),
+]  # fmt: skip
