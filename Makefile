@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
 
-.PHONY: setup demo test test-real bench lint types clean
+.PHONY: setup demo test test-real bench faults fuzz lint types clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,14 @@ test-real: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+faults: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
+
+fuzz: setup  # the adversary: odd models and inputs against the slow reference; then damaged files against every command
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes 60
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile --cases 200
+	$(BIN)/python -m pip install --quiet --group fuzz && OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_readers -runs=200000
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,13 +7,16 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import corpus, speed
+from benchmarks import corpus, explain, speed
 from normlens.plots import save_figure
+from normlens.plots.colours import numbered_style
+from normlens.plots.series import Curve, Curves, plot_series
 from normlens.provenance import versions
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -73,10 +76,27 @@ def rows(rounds: int, long: bool) -> list[Row]:
         found.append(Row("Llama-shaped 1 x 8192", "mixing ratio alone, peak GB", child["peak"] / 1024, 12.0))
         found.append(Row("Llama-shaped 1 x 8192", "mixing ratio alone", child["ratio"]))
         found.append(Row("Llama-shaped 8192 over 1024", "growth of that ratio", child["ratio"] / at_1024, 1.2))
+    found += explained_rows(max(3, rounds // 5), long)
     clock = corpus.throughput(rounds)["clock"]
     found.append(Row("corpus, BERT-base 8 x 128", "throughput over the plain forward pass", clock, corpus.TARGET, True))
     flat = corpus.peak(2000) / corpus.peak(100)
     found.append(Row("corpus, 2,000 over 100 sequences", "growth of peak memory", flat, 1.05))
+    return found
+
+
+def explained_rows(rounds: int, long: bool) -> list[Row]:
+    """What an explanation costs, over gradient x input."""
+    found: list[Row] = []
+    for name, build, shape in explain.SHAPES:
+        for work, spread in explain.ratios(build(12), explain.batch(*shape), rounds).items():
+            quantity = f"{explain.WHAT[work]}, over gradient x input"
+            found.append(Row(name, quantity, spread.best, explain.PROMISED[work], median=spread.median))
+    faster = explain.against_materialized(rounds)
+    quantity = "explain, times faster than materializing"
+    found.append(Row("BERT-base 1 x 128", quantity, faster.best, explain.FASTER, True, faster.median))
+    if long:
+        peak = explain.peak(explain.LONG)
+        found.append(Row(f"Llama-shaped 1 x {explain.LONG}", "explain, tokens, peak GB", peak, explain.PROMISED_PEAK))
     return found
 
 
@@ -92,21 +112,26 @@ def growth(rounds: int) -> tuple[dict[int, dict[str, speed.Ratio]], dict[int, di
 
 def draw(by_length: dict[int, dict[str, speed.Ratio]], by_heads: dict[int, dict[str, speed.Ratio]]) -> Figure:
     """Cost against length and against heads."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    styles = (("all", "five maps", "o"), ("last", "attnresln_n", "s"), ("mixing", "mixing ratio alone", "^"))
-    for ax, data, label in ((left, by_length, "tokens"), (right, by_heads, "heads (256 tokens)")):
-        for name, title, marker in styles:
-            ax.plot(list(data), [ratio[name].best for ratio in data.values()], marker=marker, label=title)
-        ax.axhline(1, color="0.6", linewidth=0.8)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(list(data), [str(key) for key in data])
-        ax.set_xlabel(label)
-        ax.spines[["top", "right"]].set_visible(False)
-    left.set_ylabel("cost / plain forward pass")
-    left.legend(frameon=False)
-    figure.suptitle("What an analysis costs (BERT-base width, 4 layers, 2 threads)", fontsize=11)
-    return figure
+    kinds = {"all": "five maps", "last": "attnresln_n", "mixing": "mixing ratio alone"}
+    panels = [
+        Curves(
+            title,
+            "cost / plain forward pass",
+            tuple(
+                Curve(numbered_style(label, number), np.array([ratio[name].best for ratio in data.values()]))
+                for number, (name, label) in enumerate(kinds.items())
+            ),
+            level=1.0,
+            places=tuple(str(key) for key in data),
+            x=axis,
+        )
+        for title, data, axis in (("by length", by_length, "tokens"), ("by heads", by_heads, "heads (256 tokens)"))
+    ]
+    line = (
+        f"BERT-base width, 4 layers, {speed.THREADS} threads · normlens {versions()['normlens']}, "
+        f"torch {versions()['torch']}"
+    )
+    return plot_series(panels, (), "", shared=True, size=(3.3, 2.2), provenance=line)
 
 
 def main() -> None:
@@ -128,7 +153,8 @@ def main() -> None:
     text = [
         "# What an analysis costs",
         "",
-        "Written by `make bench`. Ratios to the model's own plain forward pass (SDPA, no extra outputs), measured in turns",
+        "Written by `make bench`. Ratios to the model's own plain forward pass (SDPA, no extra outputs; explain: to plain",
+        "gradient x input), measured in turns",
         f"in one run, best of {arguments.rounds} (beside it the median of the rounds' own ratios), two threads, random "
         "weights, the proof included. "
         f"Machine: {platform.machine()}, torch {versions()['torch']}, transformers {versions()['transformers']}.",

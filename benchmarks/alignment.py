@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from normlens.alignment.aligner import Aligner
-from normlens.alignment.streams import read_parallel
+from normlens.alignment.parallel_files import read_parallel
 from normlens.lens import load
 
 TARGET = 0.7
@@ -45,12 +45,10 @@ def measure(model: str, pairs: list[tuple[str, str]], *, batch_tokens: int = 409
     """Time the forward passes and the alignment of the same pairs, alternating."""
     lens = load(model)
     aligner = Aligner(lens, batch_tokens=batch_tokens)
-    direction = aligner.forward
+    mapper = aligner.forward
     aligner.choose_layers(pairs)
-    forced = [direction.forcing(source, target) for source, target in pairs]
-    batches = [
-        direction.forcing.inputs([forced[i] for i in chosen], direction.device) for chosen in direction.batches(forced)
-    ]
+    encoded = [mapper.encoder(source, target) for source, target in pairs]
+    batches = [mapper.encoder.batch([encoded[i] for i in chosen], mapper.device) for chosen in mapper.batches(encoded)]
     whole = lens.model
     body = whole.base_model  # without the output layer over the vocabulary
 
@@ -63,10 +61,10 @@ def measure(model: str, pairs: list[tuple[str, str]], *, batch_tokens: int = 409
         for _ in aligner.align(pairs):
             pass
 
-    for work in (lambda: forward(whole), align):  # once, to warm up and to have the proof of the outputs behind us
+    for work in (lambda: forward(whole), align):  # once, to warm up, and so that the proof of the outputs is done
         work()
     timed = [(seconds(lambda: forward(whole)), seconds(lambda: forward(body)), seconds(align)) for _ in range(rounds)]
-    tokens = sum(len(pair.source_ids) + len(pair.decoder_ids) for pair in forced)
+    tokens = sum(len(pair.source_ids) + len(pair.decoder_ids) for pair in encoded)
     return {
         "pairs": len(pairs),
         "tokens": tokens,

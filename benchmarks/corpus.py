@@ -19,11 +19,12 @@ import numpy as np
 import torch
 import transformers
 
-from normlens.corpus.batches import Batch, Item
-from normlens.corpus.checkpoint import Checkpoint
-from normlens.corpus.plan import Plan
-from normlens.corpus.tally import Tally
-from normlens.corpus.worker import Unit, Worker
+from normlens.corpus.counting.batches import Batch
+from normlens.corpus.counting.plan import Plan
+from normlens.corpus.counting.statistics import CorpusStatistics
+from normlens.corpus.counting.worker import Worker, WorkerSettings, chunks_of
+from normlens.corpus.reading.sequences import TokenSequence
+from normlens.corpus.running.shards import Shard, ShardFolder
 from normlens.lens import Lens
 
 TARGET = 0.65
@@ -39,7 +40,7 @@ def bert(layers: int = 12, width: int = 768, heads: int = 12) -> Lens:
     return Lens(transformers.BertModel(config).eval())
 
 
-def items(count: int, length: int, seed: int = 0) -> list[Item]:
+def sequences(count: int, length: int, seed: int = 0) -> list[TokenSequence]:
     """Random sequences with the categories of real ones."""
     rng = np.random.default_rng(seed)
     made = []
@@ -47,7 +48,7 @@ def items(count: int, length: int, seed: int = 0) -> list[Item]:
         ids = rng.integers(1000, 20000, length)
         category = rng.choice([4, 5], p=[0.1, 0.9], size=length).astype(np.uint8)
         category[0], category[length // 2], category[-1] = 0, 1, 1
-        made.append(Item(index, str(index), ids, np.zeros(length, dtype=np.int64), category))
+        made.append(TokenSequence(index, str(index), ids, np.zeros(length, dtype=np.int64), category))
     return made
 
 
@@ -55,16 +56,16 @@ def throughput(rounds: int = 5, batch_size: int = 8, length: int = 128) -> dict[
     """The ratio of the two speeds, by the clock and by processor time; the median over rounds."""
     lens = bert()
     covariates = {"rank": np.random.default_rng(0).permutation(30522).astype(np.float64)}
-    worker = Worker(lens, Plan.of(CATEGORIES, covariates=covariates), batch_size=batch_size)
-    sequences = items(batch_size * (rounds + 1), length)
-    tally = Tally(worker.plan)
+    worker = Worker(lens, WorkerSettings(Plan.of(CATEGORIES, covariates=covariates), batch_size))
+    made = sequences(batch_size * (rounds + 1), length)
+    statistics = CorpusStatistics(worker.plan)
     clock, processor = [], []
-    for start in range(0, len(sequences), batch_size):
-        batch = sequences[start : start + batch_size]
-        inputs = Batch(batch).inputs(torch.device("cpu"))
+    for start in range(0, len(made), batch_size):
+        batch = made[start : start + batch_size]
+        inputs = Batch(batch).inputs(0, torch.device("cpu"))
         with torch.inference_mode():
             plain = _timed(lambda: lens.model(**inputs))  # noqa: B023
-        counted = _timed(lambda: worker.count(tally, batch))  # noqa: B023
+        counted = _timed(lambda: worker.count(statistics, batch))  # noqa: B023
         if start:  # the first round loads tables and proves the model once
             clock.append(plain[0] / counted[0])
             processor.append(plain[1] / counted[1])
@@ -79,13 +80,12 @@ def peak(count: int) -> float:
 
 
 def _peak(count: int) -> None:
-    worker = Worker(bert(layers=2, width=64, heads=2), Plan.of(CATEGORIES), batch_size=8)
-    total = Tally(worker.plan)
-    made = items(count, 64)
-    for start in range(0, count, 64):
-        total.load(worker.work(Unit(start, tuple(made[start : start + 64]))).state)
+    worker = Worker(bert(layers=2, width=64, heads=2), WorkerSettings(Plan.of(CATEGORIES)))
+    total = CorpusStatistics(worker.plan)
+    for chunk in chunks_of(sequences(count, 64), 64):
+        worker.count(total, chunk.sequences)
     with tempfile.TemporaryDirectory() as folder:
-        Checkpoint("", 0, 0.0, total).save(Path(folder))
+        ShardFolder(Path(folder), "").write(Shard(0, count), total)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

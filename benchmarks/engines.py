@@ -21,9 +21,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from normlens.corpus.checkpoint import NAME as CHECKPOINT
-
-#: What each run does differently, and whether it is killed after its first checkpoint and started again.
+#: What each run does differently, and whether it is killed after its first shard and started again.
 RUNS: dict[str, tuple[tuple[str, ...], bool]] = {
     "local": ((), False),
     "local, batch size 3": (("--batch-size", "3"), False),
@@ -42,7 +40,7 @@ def run(command: list[str], out: Path, kill: bool) -> bool:
     killed = False
     if kill:
         first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        while first.poll() is None and not list(out.rglob(CHECKPOINT)):
+        while first.poll() is None and not list(out.rglob("*.shard")):
             time.sleep(0.05)
         killed = first.poll() is None
         if killed:

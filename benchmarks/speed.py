@@ -23,7 +23,7 @@ import transformers
 
 from benchmarks.materializing import materialize
 from normlens.lens import Lens
-from normlens.settings import Settings
+from normlens.request import Request
 
 THREADS = 2
 ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
@@ -104,8 +104,8 @@ def plain(lens: Lens, inputs: dict[str, torch.Tensor], **options: Any) -> Callab
 
 def analysis(lens: Lens, inputs: dict[str, torch.Tensor], measures: list[str], mixing: list[str] | None = None) -> Any:
     """An analysis whose results are let go site by site."""
-    settings = Settings.of(lens.anatomy, measures=measures, mixing=mixing)
-    return lambda: lens.run(inputs, settings, lambda site, block, result: None)
+    settings = Request.of(lens.anatomy, measures=measures, mixing=mixing)
+    return lambda: lens.run(inputs, settings, lambda result, block: None)
 
 
 def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, Ratio]:

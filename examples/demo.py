@@ -1,4 +1,4 @@
-"""What `make demo` runs: one sentence pair through the embedded model, tables, pictures, and what they show."""
+"""What `make demo` runs: one sentence pair through the embedded model; tables, pictures, what they show, and a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from normlens.analysis import Analysis
 from normlens.cli.analyze import print_tables, write_files
-from normlens.cli.common import open_lens, writable_folder
-from normlens.encoding import readable
+from normlens.cli.options import open_lens
+from normlens.files import writable_folder
 from normlens.measures import MAPS
 from normlens.plots import plot_maps, save_figure
+from normlens.text.tokens import readable
 
 TEXT = "The man went to the store."
 PAIR = "He bought a gallon of milk."
@@ -26,15 +27,16 @@ def in_words(analysis: Analysis) -> str:
     itself = np.arange(whole.shape[1])
     weight[:, itself, itself] = 0
     layer, query, key = np.unravel_index(np.argmax(weight), weight.shape)
-    others = share.copy()
-    others[:, itself, itself] = 0
+    own, others, rest = whole[:, itself, itself], share.copy(), whole.copy()
+    others[:, itself, itself] = rest[:, itself, itself] = 0
     pulled = np.unravel_index(np.argmax(others), others.shape)
     tokens = [readable(str(token)) for token in analysis["attnresln_n"]["query_token"].values]
     by_layer = 100 * analysis.mixing_ratio("attnresln_n").mean("query").values
     return f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from others.
 Measured by the vectors that really arrive it is {mixed["attn_n"]:.0f} % of the attention output,
-{mixed["attnres_n"]:.0f} % once the residual connection is counted, {mixed["attnresln_n"]:.0f} % behind layer normalization:
-most of each token is itself, carried along, as the dark diagonals on the right of maps.png show.
+{mixed["attnres_n"]:.0f} % once the residual connection is counted, {mixed["attnresln_n"]:.0f} % after layer normalization:
+most of each token is itself, carried along. In maps.png that part is the grey diagonal, outside the blue scale:
+in the right column it is {own.mean():.1f} on average, where another token gives {rest[rest > 0].mean():.1f}.
 By layer that share runs from {by_layer.min():.0f} to {by_layer.max():.0f} %.
 
 The largest attention weight between two tokens is in layer {layer + 1}:
@@ -56,15 +58,18 @@ def main() -> None:
     if arguments.picture is not None:
         analysis = open_lens(None).analyze(TEXT, pair=PAIR)
         dataset = analysis.sites["encoder"]
-        save_figure(plot_maps(dataset, layers=[1, 3, 5], provenance=analysis.provenance_line()), arguments.picture)
+        figure = plot_maps(dataset, layers=[1, 3, 5], own="faded", provenance=analysis.provenance_line())
+        save_figure(figure, arguments.picture)
         return
     folder = writable_folder(arguments.out)
     analysis = open_lens(None).analyze(TEXT, pair=PAIR)
     print_tables(analysis)
-    files = write_files(analysis, folder)
+    files = write_files(analysis, folder, overwrite=True)
     print(f"\nWhat you see\n------------\n{in_words(analysis)}\n\nPictures and data:")
     for file in files:
         print(f"  {file}")
+    page = analysis.save_html(folder / "view.html")
+    print(f"\nNow look around: open this page in a browser (it needs no network)\n  {page.resolve().as_uri()}")
 
 
 if __name__ == "__main__":

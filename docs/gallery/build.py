@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 
 import normlens
+from normlens.files import write_text
+from normlens.plots import save_figure
+from normlens.text.tokens import readable_tokens
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "images"
@@ -85,6 +88,55 @@ def language_model_facts(analysis: normlens.Analysis) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Question:
+    """One number of a model that is explained, and its page."""
+
+    model: str
+    name: str  # of the page and the figure
+    title: str
+    text: str
+    output: str
+    against: str
+    load: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[tuple[str, str, str, str], ...] = ()
+
+
+def explanation_facts(explanation: normlens.Explanation) -> str:
+    terms, heads = explanation["tokens"], explanation["heads"]
+    order = np.argsort(-np.abs(terms.values))[:3]
+    tokens = readable_tokens([str(token) for token in terms["key_token"].values])
+    named = ", ".join(f"*{tokens[i]}* (position {i}) {terms.values[i]:+.2f}" for i in order)
+    layer, head = np.unravel_index(np.abs(heads.values).argmax(), heads.shape)
+    edges = explanation["edges"].values[layer, head]
+    query, key = np.unravel_index(np.abs(edges).argmax(), edges.shape)
+    return (
+        f"The difference of the two logits is {explanation.value:+.2f}, a plain sum over the {terms.sizes['key']} tokens "
+        f"and the biases (gap {explanation.proof.gap:.0e}); the largest terms are {named}. Most passes through head "
+        f"{head + 1} of layer {layer + 1} ({heads.values[layer, head]:+.2f}); its strongest edge leads from *{tokens[key]}* "
+        f"(position {key}) to *{tokens[query]}* and carries {edges[query, key]:+.2f}."
+    )
+
+
+QUESTIONS = (
+    Question(
+        "smollm2",
+        "smollm2-explained",
+        "Why Mary rather than John? (SmolLM2)",
+        "When Mary and John went to the store, John gave a drink to",
+        " Mary",
+        " John",
+        load={"gguf_file": "model.gguf"},
+        pictures=(
+            ("viewer-explain", "view=explain", "light", "Explain: what each token gave, and through which heads"),
+            ("viewer-explain-flow", "view=flow", "dark", "Flow: the exact edges and states of this number"),
+        ),
+    ),
+)
+
+#: Edges are asked for by name: they are large, and the flow is drawn from them.
+PARTS = ["states", "edges", "heads", "blocks", "direct", "biases"]
+
 EXAMPLES = (
     Example(
         "minilm",
@@ -93,7 +145,12 @@ EXAMPLES = (
         minilm_facts,
         pictures=(
             ("viewer-compare", "layer=4&query=10", "light", "Compare: weight against contribution for one token"),
-            ("viewer-matrix", "layer=4&draw=matrix&curve=sqrt", "light", "Compare as matrices, square-root scale"),
+            (
+                "viewer-matrix",
+                "layer=4&draw=matrix&curve=sqrt",
+                "light",
+                "Compare as matrices, own part faded, square-root scale",
+            ),
             ("viewer-overview", "view=overview", "dark", "Overview: every layer and head"),
             ("viewer-mixing", "view=mixing", "light", "Mixing: what each layer takes from elsewhere"),
             ("viewer-flow", "view=flow&query=4", "light", "Flow: from one output back to the inputs"),
@@ -108,9 +165,9 @@ EXAMPLES = (
         pictures=(
             (
                 "viewer-alignment",
-                "view=alignment&layer=5&b=attn_n&written=true",
+                "view=alignment",
                 "light",
-                "Alignment: strongest source",
+                "Alignment: the links that align takes from this pair",
             ),
         ),
     ),
@@ -152,11 +209,22 @@ def main() -> None:
         parts.append(f"## {example.title}\n\n*{said}*\n\n[{page.name}]({page.name}) · {analysis.provenance_line()}\n")
         parts.append(example.facts(analysis) + "\n")
         parts += [f"![{caption}](../images/{name}.png)\n\n{caption}.\n" for name, _, _, caption in example.pictures]
-        photograph(page, example)
-    (HERE / "README.md").write_text("\n".join(parts), encoding="utf-8")
+        photograph(page, example.pictures)
+    for question in QUESTIONS:
+        lens = normlens.load(folder / question.model, **question.load)
+        explanation = lens.explain(question.text, output=question.output, against=question.against, parts=PARTS)
+        page = explanation.save_html(HERE / f"{question.name}.html")
+        save_figure(explanation.plot(), IMAGES / question.name)
+        asked = f"*{question.text}* … `{question.output}` rather than `{question.against}`"
+        parts.append(f"## {question.title}\n\n{asked}\n\n[{page.name}]({page.name})\n")
+        parts.append(explanation_facts(explanation) + "\n")
+        parts += [f"![{caption}](../images/{name}.png)\n\n{caption}.\n" for name, _, _, caption in question.pictures]
+        parts.append(f"![As a figure](../images/{question.name}.png)\n\nThe same as `explanation.plot()`.\n")
+        photograph(page, question.pictures)
+    write_text(HERE / "README.md", "\n".join(parts))
 
 
-def photograph(page: Path, example: Example) -> None:
+def photograph(page: Path, pictures: tuple[tuple[str, str, str, str], ...]) -> None:
     """Pictures of the page's views, as tall as the view is."""
     from playwright.sync_api import sync_playwright
 
@@ -164,7 +232,7 @@ def photograph(page: Path, example: Example) -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        for name, view, theme, _ in example.pictures:
+        for name, view, theme, _ in pictures:
             context = browser.new_context(viewport={"width": 1240, "height": 400}, color_scheme=theme)
             tab = context.new_page()
             tab.goto(f"{page.resolve().as_uri()}#{view}")
