@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from benchmarks.speed import _peak, _reset_peak, _status
 from normlens.attribution.affine import slope_of
-from normlens.attribution.terms import Run, check_sums
-from normlens.attribution.walk import Wanted
+from normlens.attribution.observer import Wanted
+from normlens.attribution.proof import Subject, check_sums
+from normlens.attribution.terms import Run
 from normlens.lens import Lens
 
 TOKENS = Wanted()
@@ -128,7 +129,7 @@ def in_turns(
 def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: Wanted, chosen: bool = False) -> Any:
     """The terms with the proof of every run; what is proved once per model is no part of it."""
     terms = Run(model, inputs, wanted, chosen=chosen).explain(first_logit)
-    check_sums(terms, torch.float32, "benchmark", chosen=chosen)
+    check_sums(terms, Subject("benchmark", torch.float32, "chosen" if chosen else "carried"))
     return terms
 
 

@@ -34,15 +34,15 @@ from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
 from normlens.request import Precision, Request, check_fits
 from normlens.streaming import iterate
-from normlens.text.encoding import EncodedText, Text, TextEncoder, longest_input, pad_batch, padding_id
+from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
 from normlens.text.tokens import Tokens
 from normlens.word_level import WordMode
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from normlens.attribution.api import AttentionRule
     from normlens.attribution.questions import Output
+    from normlens.attribution.request import AttentionRule
     from normlens.corpus.reading.reader import Covariate, OnError
     from normlens.corpus.reading.token_attributes import CategoryRule
     from normlens.corpus.running.result import CorpusResult
@@ -141,28 +141,26 @@ class Lens:
 
         A module that is no transformers model is read when it is first analysed: nobody else knows what it takes.
         """
-        self._refresh()
+        self.refresh()
         if self._anatomies and not hasattr(self._body, "config"):
             return next(reversed(self._anatomies.values()))
         return self._anatomy_for({})
 
-    def _refresh(self) -> None:
-        """Forget what does not hold any more, if the model has changed since the last pass."""
-        if is_streaming(self._body):  # inside of a pass a model is not itself
-            return
+    def refresh(self) -> ModelState:
+        """The model's state as it is now; what is known of it and does not hold any more is forgotten."""
+        before = self._state
+        if before is not None and is_streaming(self._body):  # inside of a pass a model is not itself
+            return before
         with one_pass_at_a_time(self._body):
-            before, self._state = self._state, self._reader.read()
-        if before is None or before == self._state:
-            return
-        if before.identities != self._state.identities:
+            now = self._state = self._reader.read()
+        if before is None or before == now:
+            return now
+        if before.identities != now.identities:
             self._forget()
-        elif (before.tensors, before.entries, before.adapters) != (
-            self._state.tensors,
-            self._state.entries,
-            self._state.adapters,
-        ):
+        elif (before.tensors, before.entries, before.adapters) != (now.tensors, now.entries, now.adapters):
             self._weights.clear()
             self._described = None
+        return now
 
     def _forget(self) -> None:
         self._anatomies.clear()
@@ -181,13 +179,14 @@ class Lens:
     @property
     def identity(self) -> dict[str, Any]:
         """What identifies the model in a record: name, class, family, revision, content hash, dtype."""
-        self._refresh()
+        self.refresh()
         if self._described is None:
             self._described = describe_model(self.model, self._name, self.family)
         return deepcopy(self._described)
 
     @cached_property
-    def _encoder(self) -> TextEncoder:
+    def encoder(self) -> TextEncoder:
+        """Turns texts into sequences for this model."""
         return TextEncoder(self.model, self.tokenizer)
 
     def singular_values(self) -> xr.DataArray:
@@ -273,7 +272,7 @@ class Lens:
         """
         if batch_size < 1:
             raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
-        single, items = _as_lists(text, pair, target, pretokenized)
+        single, items = as_lists(text, pair, target, pretokenized)
         asked: dict[str, Any] = {
             "measures": measures,
             "mixing": mixing,
@@ -321,7 +320,7 @@ class Lens:
                 "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs"
             )
         if not generate:
-            return self._encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
+            return self.encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
         if target is not None:
             raise InputError(
                 "generate=True analyses what the model itself writes: a target was given as well; drop one"
@@ -331,15 +330,15 @@ class Lens:
                 f"generate=True needs a model with a language-modelling head: {type(self.model).__name__} has none; "
                 "load it with its head, or pass the text to analyse"
             )
-        prompt = self._encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
+        prompt = self.encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
         with one_pass_at_a_time(self._body), evaluating(self.model):
             written = self.model.generate(**self._padded([prompt]), do_sample=False)[0].tolist()  # type: ignore[operator]
         if not self._two_sided:
-            return self._encoder.from_ids(self._encoder.label(written))
+            return self.encoder.from_ids(self.encoder.label(written))
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ends = ends if isinstance(ends, list) else [ends]
         kept = [i for n, i in enumerate(written) if n == 0 or i not in ends]  # the last step only says: stop
-        return self._encoder.from_ids(prompt.source, kept)
+        return self.encoder.from_ids(prompt.source, kept)
 
     def corpus(
         self,
@@ -477,11 +476,10 @@ class Lens:
         `position` says where; `attention="carried"` holds the attention weights fixed, `"chosen"` also asks why they are
         what they are. One text in, one `Explanation` out; a list in, a list out.
         """
-        from normlens.attribution.api import explain
+        from normlens.attribution.explain import explain_texts
 
         with one_pass_at_a_time(self._body):
-            found: Explanation | list[Explanation] = explain(self, text, pair, target, **options)
-        return found
+            return explain_texts(self, text, pair, target, **options)
 
     def explain_inputs(
         self,
@@ -496,7 +494,7 @@ class Lens:
         edges_top: int | None = None,
     ) -> list[Explanation]:
         """Explain tensors that you prepared yourself: one `Explanation` per row (see `explain`)."""
-        from normlens.attribution.api import explain_inputs
+        from normlens.attribution.explain import explain_inputs
 
         checked = checked_inputs(self._body, inputs)
         with one_pass_at_a_time(self._body):
@@ -539,7 +537,7 @@ class Lens:
     ) -> Iterator[SiteResult]:
         """Yield one site of a prepared batch at a time (see `SiteResult`); nothing is kept in between."""
         inputs = checked_inputs(self._body, inputs)
-        self._refresh()
+        self.refresh()
         request = Request.of(
             self._anatomy_for(inputs), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
@@ -557,9 +555,9 @@ class Lens:
     ) -> None:
         """One forward pass; each site's proved numbers are given to `take` as the site ends."""
         with one_pass_at_a_time(self._body, reader):
-            self._refresh()
+            self.refresh()
             positions = Positions.of(inputs, self._two_sided, words)
-            kind = self._kind_of(inputs)
+            kind = self.kind_of(inputs)
             # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
             dtypes = (next(self._body.parameters()).dtype, request.dtype, autocast_dtype(self._body))
             rounding = max((d for d in dtypes if d is not None), key=lambda d: torch.finfo(d).eps)
@@ -569,25 +567,24 @@ class Lens:
                 capture(*arguments)
                 return
             with outputs_around(self._body, anatomy) as own:
-                self._call(inputs)
+                self.call(inputs)
             with outputs_around(self._body, anatomy) as captured:
                 capture(*arguments)
             subject = Subject(self.family, "output", type(self._body).__name__, rounding)
             self._compared[kind] = check_output(captured, own, positions.last, subject)
 
-    def _call(self, inputs: Mapping[str, Any]) -> None:
-        """Run the model as its user would."""
+    def call(self, inputs: Mapping[str, Any]) -> Any:
+        """Run the model as its user would; inputs on which it fails are the user's to mend."""
         try:
             with evaluating(self.model):
-                self.model(**run_arguments(self.model, fresh(dict(inputs))))
+                return self.model(**run_arguments(self.model, fresh(dict(inputs))))
         except NormlensError:
             raise
         except Exception as error:
             raise failed_on(self.model, inputs, error, longest_input(self.model, None)) from error
 
-    def _kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """All that can change the computation beside the numbers: per such kind, outputs are compared once."""
-        assert self._state is not None
         given: list[tuple[Any, ...]] = []
         for name in sorted(inputs):
             value = inputs[name]
@@ -597,7 +594,7 @@ class Lens:
             whole = "mask" in name and value.ndim == 2 and bool(value.all())
             given.append((name, str(value.dtype), value.ndim, value.device.type, whole))
         autocast = autocast_dtype(self._body)
-        state = self._state
+        state = self._state or self.refresh()
         return (*given, autocast, state.implementation, state.adapters, state.hooks, state.wrappers)
 
     def _analyze_rows(
@@ -605,7 +602,7 @@ class Lens:
     ) -> list[Analysis]:
         """One analysis per row; what was kept from earlier passes is rebuilt once before anything is refused."""
         with one_pass_at_a_time(self._body):
-            self._refresh()
+            self.refresh()
             kept = bool(self._anatomies)
             try:
                 return self._analyze_once(inputs, rows, asked)
@@ -615,7 +612,7 @@ class Lens:
             except NormlensError:
                 raise
             except Exception:
-                self._call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
+                self.call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
                 raise
             self._forget()
             return self._analyze_once(inputs, rows, asked)
@@ -643,7 +640,7 @@ class Lens:
         self.run(inputs, request, take, words=words)
         if rows is None:
             rows = [self._labels(inputs, masks, row) for row in range(count)]
-        by_word, error = request.words is not None, self._compared[self._kind_of(inputs)]
+        by_word, error = request.words is not None, self._compared[self.kind_of(inputs)]
         records = (
             {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
         )
@@ -658,7 +655,7 @@ class Lens:
         def side(name: str, mask: Tensor) -> Tokens:
             ids = inputs.get(name)
             if isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == mask.shape[0]:
-                return self._encoder.label(ids[row][mask.to(ids.device)].tolist())
+                return self.encoder.label(ids[row][mask.to(ids.device)].tolist())
             count = int(mask.sum())
             return Tokens(tuple(range(count)), tuple(map(str, range(count))), tuple(range(count)))
 
@@ -666,24 +663,3 @@ class Lens:
             queries, keys = masks["cross"]
             return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
         return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
-
-
-def _as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[bool, list[tuple[Any, Any, Any]]]:
-    """Whether one text was given, and all texts with their pairs and targets."""
-    if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
-        raise InputError(
-            f"a text must be a string, or a list of strings: got {type(text).__name__}; tensors go to analyze_inputs"
-        )
-    single = isinstance(text, str) or (pretokenized and bool(text) and isinstance(text[0], str))
-    texts = [text] if single else list(text)
-    if not texts:
-        raise InputError("an analysis needs at least one text: the list is empty")
-    columns: list[list[Any]] = [texts]
-    for what, given in (("pair", pair), ("target", target)):
-        if isinstance(given, str) and not single:
-            raise InputError(f"a list of texts needs a list of {what}s: got one string for {len(texts)} texts")
-        items = [None] * len(texts) if given is None else [given] if single else list(given)
-        if len(items) != len(texts):
-            raise InputError(f"each text needs its {what}: {len(texts)} texts, {len(items)} {what}s")
-        columns.append(items)
-    return single, list(zip(*columns, strict=True))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlens.attribution.api import explain_inputs
+from normlens.attribution.explain import explain_inputs
 from normlens.lens import Lens
 from tests.attribution.models import headed, ids_of
 from tests.reference.explanations import REFERENCES

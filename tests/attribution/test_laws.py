@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.attribution.api import explain, explain_inputs
+from normlens.attribution.explain import explain_inputs
+from normlens.attribution.explain import explain_texts as explain
 from normlens.errors import InputError
 from normlens.explanation import PARTS, Explanation, open_explanation
 from normlens.lens import Lens
@@ -250,7 +251,7 @@ def test_a_model_that_padding_changes_is_run_row_by_row() -> None:
 def test_the_strongest_edges_are_those_of_all(
     family: str, implementation: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normlens.attribution.walk._BLOCK", block)  # a few queries at a time, or all of them
+    monkeypatch.setattr("normlens.attribution.edges._CACHED", block)  # a few queries at a time, or all of them
     model, lens_inputs = headed(family, implementation=implementation), {"input_ids": ids_of(7)[None]}
     lens_inputs["attention_mask"] = torch.tensor([[1] * 6 + [0]])
     (whole,) = explain_inputs(Lens(model), lens_inputs, output=8, position=5, parts=["edges"])
@@ -270,7 +271,7 @@ def test_the_strongest_edges_are_those_of_all(
 
 
 def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.attribution.api.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("normlens.attribution.request.available_bytes", lambda: 10_000)
     lens = Lens(headed("llama", torch.float32))
     calls: list[int] = []
     lens.model.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -297,13 +298,13 @@ def _replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from normlens.attribution.terms import Run
 
     found: list[int] = []
-    own = Run.replay_gap
+    own = Run.replayed
 
     def counted(*args: Any) -> Any:
         found.append(1)
         return own(*args)
 
-    monkeypatch.setattr(Run, "replay_gap", counted)
+    monkeypatch.setattr(Run, "replayed", counted)
     return found
 
 

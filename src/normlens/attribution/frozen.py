@@ -8,8 +8,7 @@ other input vectors with everything held as it was: that is the forward half of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,9 +16,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from normlens.attribution.affine import Sloped, slope_of
-from normlens.attribution.chosen import Chosen, Weights, replayed
-from normlens.attribution.notes import Chain, Note, note_of, remember
-from normlens.attribution.rules import RULES, Function, is_live, mapped, tensors, words
+from normlens.attribution.chosen import Weights
+from normlens.attribution.edges import AttentionWeights
+from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
+from normlens.attribution.operands import Function, is_live, mapped, tensors
+from normlens.attribution.rules import RULES, words
 from normlens.errors import AnatomyError
 
 #: Questions about a tensor that are not about its numbers.
@@ -56,16 +57,6 @@ def name_of(function: Any) -> str:
     return _SYNONYMS.get(name, name)
 
 
-@dataclass
-class Place:
-    """Where something happened: the layer (as the model runs them), the part of it, and whether inside of a layer."""
-
-    layer: int
-    inside: bool
-    unit: str
-    blocks: int  # how many blocks had entered the stream before
-
-
 class FrozenPass(TorchFunctionMode):
     """The interception; `terms` hears of attention, blocks and constants as the pass and its backward meet them."""
 
@@ -77,7 +68,8 @@ class FrozenPass(TorchFunctionMode):
         self.replaying = False
         self.tape: list[tuple[str, Any]] | None = None
         self._next = 0
-        self._name = ""
+        self._name = ""  # of the operation whose rule runs
+        self._operands: Any = ()
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
@@ -109,7 +101,7 @@ class FrozenPass(TorchFunctionMode):
         """A recurrence carried values along positions."""
         for x in tensors(out):
             if x.requires_grad:
-                self._note(x).kind = "mixer"
+                self._lineage(x).kind = "mixer"
         self.listener.mixer()
 
     def replay(self) -> None:
@@ -125,10 +117,10 @@ class FrozenPass(TorchFunctionMode):
             return func(*args, **kwargs)
         live = noted = False
         for x in tensors(args, kwargs):
-            note = note_of(x)
-            if note is not None:
+            lineage = lineage_of(x)
+            if lineage is not None:
                 noted = True
-                if note.replaced is not None:
+                if lineage.replaced is not None:
                     args, kwargs = mapped((args, kwargs), _replaced)
                     live = True
                     break
@@ -144,7 +136,7 @@ class FrozenPass(TorchFunctionMode):
                 out = self.listener.looked_up(name, args, kwargs, out)
             return out
         self._name = name
-        args, kwargs = self.listener.crossing(args, kwargs)
+        args, kwargs = self._operands = self.listener.crossing(args, kwargs)
         if changes:
             return self._in_place(name, func, args, kwargs)
         rule = RULES.get(name)
@@ -158,27 +150,27 @@ class FrozenPass(TorchFunctionMode):
         return out
 
     def _annotate(self, out: Any, args: Any, kwargs: Any) -> None:
-        """Note where the results come from: layer, stack and block of the first operand that says so."""
+        """Lineage where the results come from: layer, stack and block of the first operand that says so."""
         side = kind = None
         given = []
         for x in tensors(args, kwargs):
             if x.requires_grad:
                 given.append(id(x))
-                note = note_of(x)
-                if note is not None:
-                    side = note.side if side is None else side
-                    kind = note.kind if kind is None else kind
+                lineage = lineage_of(x)
+                if lineage is not None:
+                    side = lineage.side if side is None else side
+                    kind = lineage.kind if kind is None else kind
         for x in tensors(out):
             if not x.requires_grad or id(x) in given:
                 continue
-            note = note_of(x)
-            if note is None:
-                note = Note(self.listener.layer, side)
-                remember(x, note)
-            if note.side is None:
-                note.side = side
-            if note.kind is None and not note.stream:
-                note.kind = kind
+            lineage = lineage_of(x)
+            if lineage is None:
+                lineage = Lineage(self.listener.layer, side)
+                remember(x, lineage)
+            if lineage.side is None:
+                lineage.side = side
+            if lineage.kind is None and not lineage.stream:
+                lineage.kind = kind
 
     def _in_place(self, name: str, func: Function, args: Any, kwargs: Any) -> Any:
         x = args[0]
@@ -210,55 +202,63 @@ class FrozenPass(TorchFunctionMode):
             out = x.copy_(result)
             if name == "setitem":
                 out = None
-        before = note_of(x)
-        note = Note(self.listener.layer, None if before is None else before.side)
-        earlier = note_of(result) if result is not x else None
+        before = lineage_of(x)
+        lineage = Lineage(self.listener.layer, None if before is None else before.side)
+        earlier = lineage_of(result) if result is not x else None
         if earlier is not None:
-            note.chain, note.kind, note.stream, note.parts, note.shadow = (
+            lineage.chain, lineage.kind, lineage.stream, lineage.parts, lineage.shadow = (
                 earlier.chain, earlier.kind, earlier.stream, earlier.parts, earlier.shadow,
             )  # fmt: skip
         elif result is x:
             if before is not None:
-                note.stream, note.kind, note.shadow = before.stream, before.kind, before.shadow
+                lineage.stream, lineage.kind, lineage.shadow = before.stream, before.kind, before.shadow
             if name == "add_":
-                self._summed_in_place(note, x, value)
-        x.__dict__.pop("_normlens_note", None)
-        remember(x, note)
+                self._summed_in_place(lineage, x, value)
+        x.__dict__.pop("_normlens_lineage", None)
+        remember(x, lineage)
         self._annotate_self(x, args, kwargs)
         return out
 
-    def _summed_in_place(self, note: Note, x: Tensor, value: Tensor) -> None:
-        if note.stream:
-            self.listener.block(x, value, note)
+    def _summed_in_place(self, lineage: Lineage, x: Tensor, value: Tensor) -> None:
+        if lineage.stream:
+            self.listener.block(x, value, lineage)
 
     def _annotate_self(self, x: Tensor, args: Any, kwargs: Any) -> None:
-        note = note_of(x)
-        assert note is not None
+        lineage = lineage_of(x)
+        assert lineage is not None
         for other in tensors(args, kwargs):
-            found = note_of(other)
+            found = lineage_of(other)
             if found is not None and other is not x and other.requires_grad:
-                note.side = found.side if note.side is None else note.side
-                if not note.stream:
-                    note.kind = found.kind if note.kind is None else note.kind
+                lineage.side = found.side if lineage.side is None else lineage.side
+                if not lineage.stream:
+                    lineage.kind = found.kind if lineage.kind is None else lineage.kind
 
     # ---- what rules report ---------------------------------------------------------------------------------------
 
-    def _note(self, out: Tensor) -> Note:
-        note = note_of(out)
-        if note is None:
-            note = Note(self.listener.layer, None)
-            remember(out, note)
-        return note
+    def _lineage(self, out: Tensor) -> Lineage:
+        lineage = lineage_of(out)
+        if lineage is None:
+            lineage = Lineage(self.listener.layer, None)
+            remember(out, lineage)
+        return lineage
 
     def constant(self, out: Any, value: Callable[[], Any]) -> None:
         """Something was added that belongs to no input."""
         if is_live(out) and not self.replaying:
-            self.listener.constant(out, value)
+            self.listener.constant(out, value, self._branch())
+
+    def _branch(self) -> str | None:
+        """The block in whose branch the operation stands, where its operands say so."""
+        for x in tensors(self._operands):
+            lineage = lineage_of(x)
+            if lineage is not None and lineage.kind is not None and not lineage.stream:
+                return lineage.kind
+        return None
 
     def chain(self, out: Tensor, chain: Chain) -> None:
         """`out` is an element-wise function of one tensor."""
         if is_live(out):
-            self._note(out).chain = chain
+            self._lineage(out).chain = chain
 
     def bend(self, chain: Chain, compute: Callable[[], Tensor]) -> Tensor:
         """`g(z)` with its slope held."""
@@ -278,154 +278,110 @@ class FrozenPass(TorchFunctionMode):
 
     def summed(self, out: Tensor, a: Tensor, b: Tensor) -> None:
         """Two live tensors were added: perhaps a block's output to the stream."""
-        first, second = note_of(a), note_of(b)
+        first, second = lineage_of(a), lineage_of(b)
         of_stream = (first is not None and first.stream, second is not None and second.stream)
-        note = self._note(out)
+        lineage = self._lineage(out)
         if a.shape != b.shape or self._name not in ("add", "add_"):  # a mean taken off, as a normalization does
-            note.stream = any(of_stream)
+            lineage.stream = any(of_stream)
         elif of_stream == (True, False):
-            note.stream, note.side, note.shadow = True, first.side, first.shadow  # type: ignore[union-attr]
-            self.listener.block(out, b, note)
+            lineage.stream, lineage.side, lineage.shadow = True, first.side, first.shadow  # type: ignore[union-attr]
+            self.listener.block(out, b, lineage)
         elif of_stream == (False, True):
-            note.stream, note.side, note.shadow = True, second.side, second.shadow  # type: ignore[union-attr]
-            self.listener.block(out, a, note)
+            lineage.stream, lineage.side, lineage.shadow = True, second.side, second.shadow  # type: ignore[union-attr]
+            self.listener.block(out, a, lineage)
         elif of_stream == (True, True):
-            note.stream = True
+            lineage.stream = True
         elif a.shape == b.shape:
-            note.parts = (*(_parts(a)), *(_parts(b)))
+            lineage.parts = (*(_parts(a)), *(_parts(b)))
             kinds = {x.kind if x is not None else None for x in (first, second)}
-            note.kind = next(iter(kinds - {None}), None)
+            lineage.kind = next(iter(kinds - {None}), None)
 
     def shifted(self, out: Tensor, x: Tensor) -> None:
         """A constant was added to a live tensor."""
-        before = note_of(x)
+        before = lineage_of(x)
         if before is not None and before.stream:
-            note = self._note(out)
-            note.stream = True
+            lineage = self._lineage(out)
+            lineage.stream = True
             if before.shadow is not None:
-                note.shadow = before.shadow + self.listener.shadow_constant(out.detach() - x.detach())
+                lineage.shadow = before.shadow + self.listener.shadow_constant(out.detach() - x.detach())
 
     def scaled(self, out: Tensor, x: Tensor, factor: Any) -> None:
         """A live tensor was multiplied by a constant, or divided by one."""
-        before = note_of(x)
+        before = lineage_of(x)
         if before is not None and before.stream and out.shape == x.shape:
-            note = self._note(out)
-            note.stream = True
+            lineage = self._lineage(out)
+            lineage.stream = True
             if before.shadow is not None:
-                note.shadow = (
+                lineage.shadow = (
                     before.shadow / factor if self._name.startswith(("div", "true")) else before.shadow * factor
                 )
 
     def reshaped(self, out: Any, x: Tensor, again: Function) -> None:
         """The same numbers in another shape or type."""
-        before = note_of(x)
+        before = lineage_of(x)
         if before is not None and before.stream and is_live(out) and out is not x:
-            note = self._note(out)
-            note.stream = True
+            lineage = self._lineage(out)
+            lineage.stream = True
             if before.shadow is not None:
-                note.shadow = again(before.shadow)
+                lineage.shadow = again(before.shadow)
 
     def normalized(self, out: Tensor, x: Tensor, linear: Function, beta: Tensor | None) -> None:
         """A live tensor was normalized; `linear` is the map with its denominator held, without its shift."""
-        before = note_of(x)
+        before = lineage_of(x)
         if before is not None and before.stream:
-            note = self._note(out)
-            note.stream = True
+            lineage = self._lineage(out)
+            lineage.stream = True
             if before.shadow is not None:
                 shadow = linear(before.shadow)
-                note.shadow = shadow if beta is None else shadow + self.listener.shadow_constant(beta.expand_as(shadow))
+                lineage.shadow = (
+                    shadow if beta is None else shadow + self.listener.shadow_constant(beta.expand_as(shadow))
+                )
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
     def weigh(self, out: Any, scores: Any, function: Callable[[Tensor], Tensor], plain: bool) -> None:
         """`out` are weights that a softmax gave."""
         if isinstance(out, Tensor) and isinstance(scores, Tensor):
-            note = Note(self.listener.layer, None)
-            note.weights = Weights(scores if self.chosen else None, function, plain)
-            remember(out, note)
+            lineage = Lineage(self.listener.layer, None)
+            lineage.weights = Weights(scores if self.chosen else None, function, plain)
+            remember(out, lineage)
 
     def _carry_weights(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
         """Attention weights stay attention weights through dropout, casts, slices and constants."""
-        if not isinstance(out, Tensor) or not out.is_floating_point() or note_of(out) is not None:
+        if not isinstance(out, Tensor) or not out.is_floating_point() or lineage_of(out) is not None:
             return
         for position, x in enumerate(args):
-            note = note_of(x) if isinstance(x, Tensor) else None
-            if note is not None and note.weights is not None:
-                before = note.weights
+            lineage = lineage_of(x) if isinstance(x, Tensor) else None
+            if lineage is not None and lineage.weights is not None:
+                before = lineage.weights
 
                 def again(scores: Tensor, position: int = position, before: Any = before) -> Any:
                     changed = list(args)
                     changed[position] = before.function(scores)
                     return func(*changed, **kwargs)
 
-                fresh = Note(self.listener.layer, None)
+                fresh = Lineage(self.listener.layer, None)
                 fresh.weights = Weights(before.scores, again)
                 remember(out, fresh)
                 return
 
-    def attend(self, alpha: Tensor, weights: Weights, values: Tensor, function: Function) -> Tensor:
-        """Attention weights meet values."""
-        if weights.scores is None or not is_live(weights.scores):
-            out: Tensor = function(alpha, values)
-        elif self.replaying:
-            out = replayed(self.hold(lambda: ()), weights.scores, values, function)
-        else:
-            scores = weights.scores
-            self.hold(lambda: (scores.detach(), values.detach(), weights.function))
-            out = Chosen.apply(weights.scores, values, alpha, weights, function)
-        self._note(out).kind = self.listener.kind_of_attention(values)
-        self.listener.attention(out, values, alpha)
-        return out
-
-    def fused(self, given: Mapping[str, Any], function: Function) -> Tensor:
-        """Scaled dot-product attention as one function."""
-        query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
-        out: Tensor
-        options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given.get(k) is not None}
-        if self.chosen or not is_live(value):
-            with self:
-                out = _spelled_out(query, key, value, mask, **options)
-            return out
-        # Queries and keys are held, not the weights: memory stays linear in the length.
-        q0, k0, m0 = self.hold(lambda: (query.detach(), key.detach(), mask if mask is None else mask.detach()))
-        out = function(q0, k0, value, attn_mask=m0, **options)
-        self._note(out).kind = self.listener.kind_of_attention(value)
-        self.listener.attention(out, value, (q0, k0, m0, options))
-        return out
+    def attended(self, out: Tensor, values: Tensor, weights: AttentionWeights) -> None:
+        """Attention weights met values."""
+        self._lineage(out).kind = self.listener.kind_of_attention(values)
+        self.listener.attention(out, values, weights)
 
 
 def _replaced(x: Tensor) -> Tensor:
-    note = note_of(x)
-    return x if note is None or note.replaced is None else note.replaced
+    lineage = lineage_of(x)
+    return x if lineage is None or lineage.replaced is None else lineage.replaced
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    note = note_of(x)
-    return (x,) if note is None or note.parts is None else note.parts
+    lineage = lineage_of(x)
+    return (x,) if lineage is None or lineage.parts is None else lineage.parts
 
 
 def _with_item(x: Tensor, index: Any, value: Any) -> Tensor:
     changed = x.clone()
     changed[index] = value
     return changed
-
-
-def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Mapping[str, Any], first: int = 0) -> Tensor:
-    """The scores before the softmax, as scaled dot-product attention has them; `first` is the number of the first query."""
-    if options.get("enable_gqa"):
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scale: float = options.get("scale") or query.shape[-1] ** -0.5
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-    if options.get("is_causal"):
-        below = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril(first)
-        scores = scores.masked_fill(~below, float("-inf"))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return scores
-
-
-def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-    weights = torch.softmax(scores_of(query, key, mask, options), -1)
-    if options.get("enable_gqa"):
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
-    return torch.matmul(weights, value)

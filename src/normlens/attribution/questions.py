@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
+from normlens.attribution.operands import tensors
 from normlens.errors import InputError
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
 Output = int | str | None
+#: How a head's logits become probabilities; a regression has none.
+Probability = Literal["softmax", "sigmoid", "none"]
 
 _MAPPINGS: tuple[tuple[Head, Any], ...] = (
     ("sequence", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
@@ -66,16 +70,17 @@ class Answer:
 class Numbers:
     """Picks the numbers that are asked for out of a model's output."""
 
-    def __init__(self, questions: Sequence[Question], direction: Tensor | None) -> None:
+    def __init__(self, questions: Sequence[Question], direction: Tensor | None, probability: Probability) -> None:
         self._questions = questions
         self._direction = direction
+        self._probability = probability
         self.answers: list[Answer] = []
         self.sizes: Tensor | None = None  # row: how large the numbers are that a difference was taken of
 
     def __call__(self, output: Any) -> Tensor:
         """One number per row."""
         if self._direction is not None:
-            states = _states(output)
+            states = first_tensor(output)
             direction = self._direction.to(states)
             if direction.shape != states.shape[-1:]:
                 raise InputError(
@@ -85,13 +90,16 @@ class Numbers:
             self.answers = [Answer(None, None, None) for _ in self._questions]
             picked = [states[row, question.position] for row, question in enumerate(self._questions)]
             return (torch.stack(picked) * direction).sum(-1)
-        logits = output.logits if hasattr(output, "logits") else output[0]
+        logits = first_tensor(output)
         picked = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]
             for row, question in enumerate(self._questions)
         ]
         if not self.answers:  # a choice is made once: the replay asks for the same number
-            self.answers = [_answer(q, scores.detach()) for q, scores in zip(self._questions, picked, strict=True)]
+            self.answers = [
+                _answer(q, scores.detach(), self._probability)
+                for q, scores in zip(self._questions, picked, strict=True)
+            ]
         numbers, sizes = [], []
         for answer, scores in zip(self.answers, picked, strict=True):
             number = scores[answer.output]
@@ -104,20 +112,28 @@ class Numbers:
         return torch.stack(numbers)
 
 
-def _answer(question: Question, scores: Tensor) -> Answer:
+def _answer(question: Question, scores: Tensor, probability: Probability) -> Answer:
     chosen = int(scores.argmax()) if question.output is None else question.output
-    shares = torch.softmax(scores.float(), -1)
-    other = None if question.against is None else float(shares[question.against])
-    return Answer(chosen, question.against, float(shares[chosen]), other)
+    for number in (chosen, question.against):
+        if number is not None and number >= len(scores):
+            raise InputError(f"an output must be a number from 0 to {len(scores) - 1}: got {number}")
+    shares = {"softmax": scores.float().softmax(-1), "sigmoid": scores.float().sigmoid()}.get(probability)
+    first, second = (None if shares is None or n is None else float(shares[n]) for n in (chosen, question.against))
+    return Answer(chosen, question.against, first, second)
 
 
-def _states(output: Any) -> Tensor:
-    for name in ("last_hidden_state", "logits"):
+def first_tensor(output: Any) -> Tensor:
+    """What a model puts out first: its logits, its last state, or the first of what it returns."""
+    for name in ("logits", "last_hidden_state"):
         found = getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
-    first = output if isinstance(output, Tensor) else output[0]
-    assert isinstance(first, Tensor)
+    first = output if isinstance(output, Tensor) else next(tensors(output), None)
+    if first is None:
+        raise InputError(
+            f"an explanation is of a number that the model puts out: it returns {type(output).__name__} without a tensor; "
+            "wrap the model so that it returns its logits or its last state"
+        )
     return first
 
 
@@ -129,6 +145,51 @@ class Resolver:
         self.tokenizer = tokenizer
         self.head: Head = head_of(model)
         self.config: Any = getattr(model, "config", None)
+
+    @property
+    def probability(self) -> Probability:
+        """Labels that do not exclude each other have a probability each; a single label is a number, not a choice."""
+        if self.head == "none":
+            return "none"
+        if self.head == "sequence":
+            if getattr(self.config, "problem_type", None) == "multi_label_classification":
+                return "sigmoid"
+            if int(self.config.num_labels) == 1 or getattr(self.config, "problem_type", None) == "regression":
+                return "none"
+        return "softmax"
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """The names of the first and of the second stack of layers: a model that reads from left to right is a decoder."""
+        return ("decoder" if self.head == "causal" or _reads_leftwards(self.model) else "encoder", "decoder")
+
+    def start_token(self) -> int:
+        """The token from which an encoder-decoder begins to write."""
+        owners = (getattr(self.model, "generation_config", None), self.config)
+        for owner, name in ((o, n) for n in ("decoder_start_token_id", "bos_token_id") for o in owners):
+            found = getattr(owner, name, None)
+            if isinstance(found, int):
+                return found
+        raise InputError(
+            f"an encoder-decoder writes from a start token: {type(self.model).__name__} names none; pass target=…"
+        )
+
+    def check(self, direction: bool, output: Any, against: Any) -> None:
+        """Whether the model has what is asked for: a head for an output, none for a direction."""
+        name = type(self.model).__name__
+        if direction:
+            if output is not None or against is not None:
+                raise InputError("a direction takes the place of an output: both were given; drop one")
+            if self.head != "none":
+                raise InputError(
+                    f"a direction is put on the last state of a model without a head: {name} has one; pass output=…, or "
+                    "wrap its body (lens of model.base_model)"
+                )
+        elif self.head == "none":
+            raise InputError(
+                f"an explanation needs a head, or a direction on the last state: {name} has no head; pass direction=…, or "
+                "load the model with its head"
+            )
 
     def ids(self, output: Output, what: str) -> list[int]:
         """The entries of the output that a name stands for: one, or several where a text has several tokens."""
@@ -145,7 +206,9 @@ class Resolver:
             return [self._label(output, what)]
         if self.tokenizer is None:
             raise InputError(f"{what} as a text needs a tokenizer: this lens has none; pass the token's number")
-        ids = self.tokenizer(output, add_special_tokens=False)["input_ids"]
+        # A translation model may write with other pieces than it reads.
+        given = {"text_target": output} if self.head == "translation" else {"text": output}
+        ids = self.tokenizer(**given, add_special_tokens=False)["input_ids"]
         if not ids:
             raise InputError(f"{what} must hold at least one token: {output!r} gives none")
         return [int(i) for i in ids]
@@ -163,9 +226,9 @@ class Resolver:
 
     def _label(self, name: str, what: str) -> int:
         labels = {str(v): int(k) for k, v in (getattr(self.config, "id2label", None) or {}).items()}
-        for label, number in labels.items():
-            if label == name or label.lower() == name.lower():
-                return number
+        alike = [number for label, number in labels.items() if label.lower() == name.lower()]
+        if name in labels or len(alike) == 1:
+            return labels.get(name, alike[0])
         if name.isdecimal() and int(name) in labels.values():  # a shell has no other way to write a number
             return int(name)
         raise InputError(f"{what} must be one of the labels {', '.join(labels)}: got {name!r}")
@@ -230,6 +293,35 @@ class Resolver:
             f"a masked language model is asked at one mask: the text has {len(places)}, at positions "
             f"{', '.join(map(str, places))}; pass position=…"
         )
+
+
+def _reads_leftwards(model: nn.Module) -> bool:
+    """Whether a model of this family is a language model that sees earlier positions alone, whatever head it has."""
+    config: Any = getattr(model, "config", None)
+    family = getattr(config, "model_type", None)
+    if family is None or getattr(config, "is_encoder_decoder", False):
+        return False
+    writes, fills = (
+        family in mapping
+        for mapping in (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        )
+    )
+    return bool(getattr(config, "is_decoder", False)) or (writes and not fills)
+
+
+def one_for_each(given: Any, count: int, what: str) -> list[Any]:
+    """One for all, or a list with one for each."""
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        given = int(given)
+    if given is None or isinstance(given, str | int):
+        return [given] * count
+    if not isinstance(given, Sequence):
+        raise InputError(f"{what} is one for all texts or a list with one for each: got {type(given).__name__}")
+    if len(given) != count:
+        raise InputError(f"{what} is one for all texts or a list with one for each: {count} texts, {len(given)} given")
+    return [int(x) if isinstance(x, Integral) and not isinstance(x, bool) else x for x in given]
 
 
 def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> list[int]:

@@ -10,19 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.attribution.frozen import FrozenPass, Place
-from normlens.attribution.walk import Replayed, TopEdges, Walk, Wanted, by_position, entered, run_frozen
-from normlens.errors import AnatomyError, DecompositionError
+from normlens.attribution.edges import TopEdges, with_heads
+from normlens.attribution.frozen import FrozenPass
+from normlens.attribution.layers import Place
+from normlens.attribution.observer import Observer, Replayed, Wanted, by_position
+from normlens.attribution.patches import seen_through
+from normlens.errors import AnatomyError
 
-#: What the gap may be over the sum of absolute terms, by the type that the model computes in. Many families normalize and
-#: weigh in single precision whatever their type, so that double precision is not ten digits better.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-#: `attention="chosen"` is integrated by quadrature, whose error is stated with the result.
-CHOSEN_TOLERANCE = 1e-3
-#: In the replay every vector is multiplied by a number of its own, and what cancelled before does no longer.
-REPLAY_TOLERANCE = 10
-
-_DIRECT_TOLERANCE = 1e-4
+#: How far `direct` may be from the number: by the type that the model computes in, since it is added up along the stream.
+_DIRECT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 #: One number for each row of a model's output.
 Select = Callable[[Any], Tensor]
@@ -93,47 +89,54 @@ class Run:
         self, model: nn.Module, inputs: Mapping[str, Any], wanted: Wanted, *, chosen: bool, record: bool = False
     ) -> None:
         self._model, self._inputs, self._wanted = model, inputs, wanted
-        self.walk = Walk(model, inputs, wanted)
-        self._frozen = FrozenPass(self.walk.rows, self.walk, chosen=chosen)
+        self.observer = Observer(model, inputs, wanted)
+        self._frozen = FrozenPass(self.observer.rows, self.observer, chosen=chosen)
         if record:
             self._frozen.tape = []
-        self.output = run_frozen(model, inputs, self._frozen, self.walk)
-        entered(self.walk)
+        self.output = run_frozen(model, inputs, self._frozen, self.observer)
+        if not self.observer.leaves:
+            raise AnatomyError(
+                "an explanation starts at the vectors that enter the first layer: no list of layers took such vectors in "
+                "this model; see docs/explain.md"
+            )
+
+    @property
+    def mixed_rows(self) -> bool:
+        """Whether something could not be told apart by rows."""
+        return self.observer.mixed_rows
 
     def explain(self, select: Select, *, again: bool = False) -> Terms:
         """The terms of one number per row; `again`: another number will be asked for."""
-        walk = self.walk
+        observer = self.observer
         value = select(self.output)
         if not value.requires_grad:
             raise AnatomyError(
                 "an explanation needs a way from the input vectors to the number: this model cut it (a detached state, or "
                 "a pass without gradients inside); see docs/explain.md"
             )
-        for entrance in walk.entrances:
-            entrance.given = None
-        walk.constants, walk.crossings = [], []
-        leaves = [leaf for _, leaf in walk.leaves] + [leaf for *_, leaf in walk.lookups]
+        observer.forget_gradients()
+        leaves = [leaf for _, leaf in observer.leaves] + [leaf for *_, leaf in observer.lookups]
         for leaf in leaves:
             leaf.grad = None
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=again or self._wanted.direct)
         terms = self._collect(value.detach().double())
         if not again:
-            self.walk.release()
+            self.observer.release()
             self.output = None
         return terms
 
     def _collect(self, value: Tensor) -> Terms:
-        walk = self.walk
-        rows = walk.rows
+        observer = self.observer
+        rows = observer.rows
         zero = torch.zeros(rows, dtype=torch.float64)
         value = value.cpu()
         tokens: list[Tensor] = []
-        for entrance, leaf in walk.leaves:
+        for entrance, leaf in observer.leaves:
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             entrance.given = by_position(leaf.detach(), gradient, entrance.axes).cpu()
             tokens.append(entrance.given.clone())
         looked_up: list[tuple[int, Tensor]] = []
-        for layer, number, leaf in walk.lookups:
+        for layer, number, leaf in observer.lookups:
             if leaf.grad is not None and number < len(tokens):
                 given = by_position(leaf.detach(), leaf.grad, (0, 1)).cpu()
                 width = min(given.shape[1], tokens[number].shape[1])
@@ -141,25 +144,25 @@ class Run:
                 looked_up.append((layer, given.sum(1)))
         absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
         constants: dict[tuple[int, int, str], Tensor] = {}
-        for place, given in walk.constants:
+        for place, given in observer.constants:
             given = given.cpu()
             absolute = absolute + given.abs()
             where = self._where(place)
             constants[where] = constants.get(where, zero) + given
         cuts = []
-        for entrance in walk.entrances:
+        for entrance in observer.entrances:
             states = zero.unsqueeze(1) if entrance.given is None else entrance.given.cpu()
             total = states.sum(1)
-            for other, _ in walk.leaves:
+            for other, _ in observer.leaves:
                 if other.layer > entrance.layer and other.given is not None:
                     total = total + other.given.sum(1)
-            for place, given in walk.constants:
+            for place, given in observer.constants:
                 if place.layer >= entrance.layer:
                     total = total + given.cpu()
             for layer, given in looked_up:
                 if layer >= entrance.layer:
                     total = total + given
-            for crossing in walk.crossings:
+            for crossing in observer.crossings:
                 if crossing.born < entrance.layer <= crossing.layer:
                     total = total + crossing.given.cpu()
             cuts.append(Cut(entrance.stack, entrance.number, states, total))
@@ -171,21 +174,21 @@ class Run:
 
     def _where(self, place: Place) -> tuple[int, int, str]:
         """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
-        walk = self.walk
+        observer = self.observer
         if place.layer == 0:
             return 0, 0, "head"
-        entrance = walk.entrances[place.layer - 1]
-        last = place.layer == len(walk.entrances) or walk.entrances[place.layer].stack != entrance.stack
+        entrance = observer.entrances[place.layer - 1]
+        last = place.layer == len(observer.entrances) or observer.entrances[place.layer].stack != entrance.stack
         if last and not place.inside:
             return entrance.stack, 0, "head"
-        return entrance.stack, entrance.number, walk.kind_of_unit(place)
+        return entrance.stack, entrance.number, observer.layers.block_at(place)
 
     def _site(self, layer: int) -> tuple[int, int]:
-        entrance = self.walk.entrances[layer - 1]
+        entrance = self.observer.entrances[layer - 1]
         return entrance.stack, entrance.number
 
     def _collect_blocks(self, terms: Terms) -> None:
-        for attention in self.walk.attentions:
+        for attention in self.observer.attentions:
             where = (*self._site(attention.layer), attention.kind)
             if self._wanted.heads:
                 _add(terms.heads, where, attention.heads)
@@ -194,52 +197,54 @@ class Run:
                 if attention.top is not None:
                     several = where in terms.top_edges  # parts of one attention: their edges are the same ones
                     terms.top_edges.pop(where, None) if several else terms.top_edges.update({where: attention.top})
-        for block in self.walk.blocks:
+        for block in self.observer.blocks:
             if self._wanted.blocks:
                 _add(terms.blocks, (*self._site(block.layer), block.kind), block.given)
 
     def _collect_direct(self, terms: Terms) -> None:
         """A second backward pass along the stream alone, with every block's output as a leaf."""
-        walk = self.walk
-        last = walk.last
+        observer = self.observer
+        last = observer.last
         if last is None or last.gradient is None:
             return
-        leaves = [block.leaf for block in walk.blocks if block.leaf is not None]
-        start = walk.shadows[walk.entrances[-1].stack]
-        wanted = [x for x in (start, *leaves, *walk.shadow_constants) if x is not None]
+        leaves = [block.leaf for block in observer.blocks if block.leaf is not None]
+        start = observer.shadows[observer.entrances[-1].stack]
+        wanted = [x for x in (start, *leaves, *observer.shadow_constants) if x is not None]
         for leaf in wanted:
             leaf.grad = None
         torch.autograd.backward(last.shadow, last.gradient, inputs=wanted, retain_graph=True)
-        rows = walk.rows
+        rows = observer.rows
         found = torch.zeros(rows, dtype=torch.float64)
         if start is not None and start.grad is not None:
-            terms.direct_entrance = by_position(start.detach(), start.grad, walk.entrances[-1].axes).cpu()
+            terms.direct_entrance = by_position(start.detach(), start.grad, observer.entrances[-1].axes).cpu()
             found = found + terms.direct_entrance.sum(1)
-        for block in walk.blocks:
+        for block in observer.blocks:
             if block.leaf is None or block.leaf.grad is None:
                 continue
-            whole = walk.by_row(block.leaf.detach() * block.leaf.grad).cpu()
+            whole = observer.by_row(block.leaf.detach() * block.leaf.grad).cpu()
             found = found + whole
             where = (*self._site(block.layer), block.kind)
             _add(terms.direct, where, self._direct_heads(block, whole))
         # What is added along the stream belongs to no input, and so does what the head adds after it.
         biases = torch.zeros(rows, dtype=torch.float64)
-        for leaf in walk.shadow_constants:
+        for leaf in observer.shadow_constants:
             if leaf.grad is not None:
-                biases = biases + walk.by_row(leaf.detach() * leaf.grad).cpu()
-        for place, given in walk.constants:
-            if place.blocks == len(walk.blocks):
+                biases = biases + observer.by_row(leaf.detach() * leaf.grad).cpu()
+        for place, given in observer.constants:
+            if place.blocks == len(observer.blocks):
                 biases = biases + given.cpu()
         terms.direct_biases = biases
         gap = (found + biases - terms.value).abs() / terms.absolute.clamp_min(torch.finfo(torch.float64).tiny)
-        if not bool((gap <= _DIRECT_TOLERANCE).all()):  # a stream of another kind: nothing rather than a wrong number
+        if not bool(
+            (gap <= _DIRECT_TOLERANCE[last.stream.dtype]).all()
+        ):  # a stream of another kind: nothing rather than a wrong number
             terms.direct, terms.direct_entrance, terms.direct_biases = {}, None, None
 
     def _direct_heads(self, block: Any, whole: Tensor) -> Tensor:
         """Head 0: what no head gave, such as the output's bias; then each head."""
         outputs = [
             a.output
-            for a in self.walk.attentions
+            for a in self.observer.attentions
             if a.layer == block.layer and a.kind == block.kind and a.by_head and a.output.requires_grad
         ]
         if not outputs or block.kind not in ("attention", "cross_attention") or not block.output.requires_grad:
@@ -248,7 +253,7 @@ class Run:
         heads = None
         for output, gradient in zip(outputs, gradients, strict=True):
             if gradient is not None:
-                given = self.walk.with_heads(output.detach() * gradient)
+                given = with_heads(output.detach() * gradient, self.observer.rows)
                 if given is None:
                     return whole.unsqueeze(1)
                 given = given.sum((-1, -2)).double().cpu()
@@ -257,32 +262,17 @@ class Run:
             return whole.unsqueeze(1)
         return torch.cat([(whole - heads.sum(1)).unsqueeze(1), heads], 1)
 
-    # ---- the proof -----------------------------------------------------------------------------------------------
+    # ---- forwards once more ----------------------------------------------------------------------------------------
 
-    def replay_gap(self, terms: Terms, select: Select, sizes: Tensor | None = None) -> Tensor:
-        """Row: the frozen map on input vectors multiplied by random numbers, against the same sum of terms."""
-        generator = torch.Generator().manual_seed(0)
-        factors = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in terms.tokens]
-        vectors = [entrance.vectors for entrance in self.walk.entrances if entrance.vectors is not None]
-        devices = [v.device for v in vectors]
-        walk = Walk(
-            self._model,
-            self._inputs,
-            Wanted(states=False),
-            Replayed(vectors, [f.float().to(d) for f, d in zip(factors, devices, strict=True)]),
-        )
-        self._frozen.listener = walk
+    def replayed(self, factors: list[Tensor], select: Select) -> Tensor:
+        """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""
+        vectors = [entrance.vectors for entrance in self.observer.entrances if entrance.vectors is not None]
+        moved = [factor.to(vector.device) for factor, vector in zip(factors, vectors, strict=True)]
+        observer = Observer(self._model, self._inputs, Wanted(), Replayed(vectors, moved))
+        self._frozen.listener = observer
         self._frozen.replay()
         with _nothing_saved():
-            found = select(run_frozen(self._model, self._inputs, self._frozen, walk)).detach().double().cpu()
-        rounded = [f.float().double() for f in factors]
-        expected = sum((t * f).sum(1) for t, f in zip(terms.tokens, rounded, strict=True))
-        scale = sum((t * f).abs().sum(1) for t, f in zip(terms.tokens, rounded, strict=True))
-        for given in terms.constants.values():
-            expected, scale = expected + given, scale + given.abs()
-        assert isinstance(expected, Tensor) and isinstance(scale, Tensor)
-        scale = torch.maximum(scale, terms.absolute)
-        return (found - expected).abs() / (scale if sizes is None else torch.maximum(scale, sizes))
+            return select(run_frozen(self._model, self._inputs, self._frozen, observer)).detach().double().cpu()
 
 
 def _add(found: dict[tuple[int, int, str], Tensor], where: tuple[int, int, str], given: Tensor | None) -> None:
@@ -306,22 +296,14 @@ def _nothing_saved() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, refuse)
 
 
-def check_sums(
-    terms: Terms, dtype: torch.dtype, family: str, *, chosen: bool = False, sizes: Tensor | None = None
-) -> None:
-    """The terms must add up to the number at the entrance of every layer.
-
-    A difference of two logits is rounded as they are, however small it is itself: `sizes` says how large they are.
-    """
-    gaps = terms.gaps
-    if sizes is not None:
-        gaps = gaps * (terms.absolute / torch.maximum(terms.absolute, sizes)).unsqueeze(1)
-    worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
-    allowed = max(TOLERANCE[dtype], CHOSEN_TOLERANCE if chosen else 0.0)
-    if not worst <= allowed:
-        cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
-        raise DecompositionError(
-            f"the terms must add up to the number at the entrance of every layer: in {family!r}, layer {cut.number}, they "
-            f"miss it by {worst:.1e} of the sum of absolute terms (allowed: {allowed:.0e}); this model cannot be "
-            "explained, please report it"
-        )
+def run_frozen(model: nn.Module, inputs: Mapping[str, Any], frozen: FrozenPass, observer: Observer) -> Any:
+    """The forward pass of the model's own code, with gradients for what is live and for nothing else."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad(), observer.watching(), seen_through(model, frozen), frozen:
+            return model(**inputs)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

@@ -24,6 +24,7 @@ class EncodedText:
     inputs: dict[str, tuple[int, ...]]
     source: Tokens
     target: Tokens | None = None
+    written: tuple[int, ...] | None = None  # the target token that stands to be written at each target position
     notes: dict[str, Any] = field(default_factory=dict)  # for the provenance
 
     def queries(self, kind: Kind) -> Tokens:
@@ -87,7 +88,7 @@ class TextEncoder:
         shifted = self._shifted(labels)
         inputs = {**prompt.inputs, "decoder_input_ids": shifted.ids}
         notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"]} | _as_written(target=target)
-        return EncodedText(inputs, prompt.source, shifted, notes)
+        return EncodedText(inputs, prompt.source, shifted, labels.ids, notes)
 
     def prompt(self, text: Text, pair: Text | None, *, truncate: bool, pretokenized: bool) -> EncodedText:
         """Encode the side that is read: a text, with its pair."""
@@ -103,15 +104,16 @@ class TextEncoder:
         inputs = {"input_ids": source.ids}
         if "token_type_ids" in encoding:
             inputs["token_type_ids"] = tuple(encoding["token_type_ids"][: len(source.ids)])
-        return EncodedText(inputs, source, None, {"truncated": cut} | _as_written(text=text, pair=pair))
+        return EncodedText(inputs, source, notes={"truncated": cut} | _as_written(text=text, pair=pair))
 
     def from_ids(self, source: Tokens, target: Sequence[int] | None = None) -> EncodedText:
         """A sequence from tokens that exist already (a model's own continuation, say)."""
         inputs = {"input_ids": source.ids}
         if target is None:
-            return EncodedText(inputs, source, None, {"generated": True})
+            return EncodedText(inputs, source, notes={"generated": True})
         written = self.label(target)
-        return EncodedText({**inputs, "decoder_input_ids": written.ids}, source, written, {"generated": True})
+        inputs["decoder_input_ids"] = written.ids
+        return EncodedText(inputs, source, written, notes={"generated": True})
 
     def label(self, ids: Sequence[int]) -> Tokens:
         """Token strings and words for bare ids."""
@@ -174,6 +176,28 @@ class TextEncoder:
 
     def _specials(self) -> set[str]:
         return set(self._tokenizer.all_special_tokens)
+
+
+def as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[bool, list[tuple[Any, Any, Any]]]:
+    """Whether one text was given, and all texts with their pairs and targets."""
+    if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
+        raise InputError(
+            f"a text must be a string, or a list of strings: got {type(text).__name__}; tensors go to analyze_inputs or "
+            "explain_inputs"
+        )
+    single = isinstance(text, str) or (pretokenized and bool(text) and isinstance(text[0], str))
+    texts = [text] if single else list(text)
+    if not texts:
+        raise InputError("at least one text is needed: the list is empty; pass some")
+    columns: list[list[Any]] = [texts]
+    for what, given in (("pair", pair), ("target", target)):
+        if isinstance(given, str) and not single:
+            raise InputError(f"a list of texts needs a list of {what}s: got one string for {len(texts)} texts")
+        items = [None] * len(texts) if given is None else [given] if single else list(given)
+        if len(items) != len(texts):
+            raise InputError(f"each text needs its {what}: {len(texts)} texts, {len(items)} {what}s")
+        columns.append(items)
+    return single, list(zip(*columns, strict=True))
 
 
 def _check_text(text: Text, what: str, pretokenized: bool) -> None:

@@ -1,4 +1,4 @@
-"""Terms with names on their axes: from tensors to the arrays of an `Explanation`."""
+"""From terms to an `Explanation`: names on the axes, and the record of what was asked and found."""
 
 from __future__ import annotations
 
@@ -7,15 +7,95 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 from torch import Tensor
 
+from normlens.attribution.jobs import Job
+from normlens.attribution.questions import Resolver, real_positions
+from normlens.attribution.request import ExplainRequest
+from normlens.attribution.solving import Solved
 from normlens.attribution.terms import Terms
+from normlens.errors import InputError
+from normlens.explanation import Explanation, Proof
+from normlens.lens import Lens
+from normlens.provenance import versions
 from normlens.text.tokens import Tokens
 
 BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head")
 Where = tuple[int, int, str]
 Arrays = dict[str, xr.DataArray]
+
+
+def explanation(
+    lens: Lens,
+    resolver: Resolver,
+    request: ExplainRequest,
+    inputs: Mapping[str, Any],
+    row: int,
+    job: Job,
+    solved: Solved,
+) -> Explanation:
+    """The result of one row: its arrays, its value, its proof and its record."""
+    labels = _labels(resolver, inputs, row, job, solved)
+    found = labelled(solved.steps, labels, request.parts, request.edges_top)
+    if request.by_name and found.left_out:
+        raise InputError(
+            f"these terms cannot be had from this model: {', '.join(found.left_out)} (its layers are built in another way: "
+            "no product of weights and values per head, or no residual sum); ask for others with parts=[…]"
+        )
+    gap = max(float(terms.gaps.max()) for terms in solved.steps)
+    over_value = max(
+        float((cut.total - terms.value).abs().max() / terms.value.abs().clamp_min(1e-300).max())
+        for terms in solved.steps
+        for cut in terms.cuts
+    )
+    record = {
+        "model": lens.identity,
+        **_asked(resolver, labels, job, solved),
+        "attention": request.attention,
+        "parts": [part for part in request.parts if part not in found.left_out],
+        "left_out": found.left_out,
+        "direction": request.direction is not None,
+        "versions": versions(),
+        **job.text.notes,
+    }
+    if request.attention == "chosen":
+        record["quadrature"] = gap
+    return Explanation(found.sites, found.value, Proof(gap, over_value, solved.replay, solved.output), record)
+
+
+def _labels(resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: Solved) -> Labels:
+    names = [str(resolver.name(answer.output)) for answer in solved.answers]
+    source = real_positions(inputs, row, decoder=False)
+    if len(solved.steps[0].tokens) == 1:
+        return Labels(resolver.sides[:1], [job.text.source], [source], job.stepwise, names)
+    if job.text.target is None:  # it feeds its own input to its decoder
+        sides, real = [job.text.source] * 2, [source] * 2
+    else:
+        sides, real = [job.text.source, job.text.target], [source, real_positions(inputs, row, decoder=True)]
+    return Labels(("encoder", "decoder"), sides, real, job.stepwise, names)
+
+
+def _asked(resolver: Resolver, labels: Labels, job: Job, solved: Solved) -> dict[str, Any]:
+    """What was explained: one output, or one for each step."""
+    first, question = solved.answers[0], job.steps[0]
+    place = None
+    if resolver.head != "sequence" and question.position in labels.real[-1]:
+        place = labels.real[-1].index(question.position)
+
+    def each(of: Callable[[Any], Any]) -> Any:
+        return [of(answer) for answer in solved.answers] if job.stepwise else of(first)
+
+    return {
+        "output": each(lambda answer: resolver.name(answer.output)),
+        "against": resolver.name(first.against),
+        "output_id": each(lambda answer: answer.output),
+        "probability": each(lambda answer: answer.probability),
+        "probability_against": None if job.stepwise else first.probability_against,
+        "position": place,
+        "token_at_position": None if place is None else labels.sides[-1].strings[place],
+    }
 
 
 @dataclass(frozen=True)
@@ -138,9 +218,10 @@ class _Shelf:
                 lambda t: _filled(
                     (len(layers), count, len(queries), len(keys)),
                     {
-                        place: given[:, queries][:, :, keys]
+                        place: _between(given, queries, keys)
                         for place, given in _by_layer(t.edges, stack, kind, layers).items()
                     },
+                    _kind_of_number(t.edges),
                 ),
             )
         return found
@@ -213,9 +294,20 @@ class _Shelf:
         return xr.DataArray(np.stack(arrays), dims=("step", *axes), coords=self._labels.steps | coords, name=name)
 
 
-def _filled(shape: tuple[int, ...], cells: Mapping[Any, Any]) -> Any:
+def _kind_of_number(found: Mapping[Where, Tensor]) -> Any:
+    """Double precision where edges have it; they are too many to be kept in it elsewhere."""
+    return np.float64 if any(given.dtype == torch.float64 for given in found.values()) else np.float32
+
+
+def _between(edges: Any, queries: list[int], keys: list[int]) -> Any:
+    """The edges between real positions: all of them, mostly, and then they are not copied."""
+    whole = list(range(edges.shape[-2])) == queries and list(range(edges.shape[-1])) == keys
+    return edges if whole else edges[:, queries][:, :, keys]
+
+
+def _filled(shape: tuple[int, ...], cells: Mapping[Any, Any], dtype: Any = np.float64) -> Any:
     """Zeros with cells put in; a cell may be shorter than its row."""
-    table = np.zeros(shape)
+    table = np.zeros(shape, dtype)
     for place, given in cells.items():
         if np.ndim(given) and np.shape(given) != table[place].shape:
             table[place][tuple(slice(0, n) for n in np.shape(given))] = given
@@ -238,11 +330,7 @@ def _cells(
 
 def _by_layer(found: Mapping[Where, Tensor], stack: int, kind: str, layers: Any) -> dict[int, Any]:
     rows = {int(layer): index for index, layer in enumerate(layers)}
-    return {
-        rows[layer]: given[0].double().numpy()
-        for (side, layer, of), given in found.items()
-        if side == stack and of == kind
-    }
+    return {rows[layer]: given[0].numpy() for (side, layer, of), given in found.items() if side == stack and of == kind}
 
 
 @dataclass(frozen=True)

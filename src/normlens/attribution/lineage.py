@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NAME = "_normlens_note"
+_NAME = "_normlens_lineage"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Chain:
 _zeros: dict[Hashable, float] = {}
 
 
-class Note:
+class Lineage:
     """Where a tensor was made, and what it is to the model."""
 
     __slots__ = ("alias", "born", "chain", "kind", "parts", "replaced", "shadow", "side", "stream", "weights")
@@ -65,18 +65,18 @@ class Note:
         self.alias: tuple[int, Tensor] | None = None  # the same tensor as a later layer took it
 
 
-def note_of(tensor: Tensor) -> Note | None:
+def lineage_of(tensor: Tensor) -> Lineage | None:
     """What is remembered about a tensor."""
-    found: Note | None = tensor.__dict__.get(_NAME)
+    found: Lineage | None = tensor.__dict__.get(_NAME)
     return found
 
 
-def remember(tensor: Tensor, note: Note) -> None:
-    """Attach a note."""
-    tensor.__dict__[_NAME] = note
+def remember(tensor: Tensor, lineage: Lineage) -> None:
+    """Attach a lineage."""
+    tensor.__dict__[_NAME] = lineage
 
 
 def source_of(tensor: Tensor) -> Tensor:
     """The tensor of which this one is an element-wise function: itself where nothing else is known."""
-    note = note_of(tensor)
-    return tensor if note is None or note.chain is None else note.chain.source
+    lineage = lineage_of(tensor)
+    return tensor if lineage is None or lineage.chain is None else lineage.chain.source

@@ -1,0 +1,253 @@
+"""Rules for operations entry by entry: activations by their slope, gated units, products of two parts, limits.
+
+An activation is recognised however it is written: a *chain* of element-wise operations on one tensor is one function of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from normlens.attribution.affine import Gated, gate_factors
+from normlens.attribution.lineage import Chain, lineage_of, source_of
+from normlens.attribution.operands import Function, as_number, detached, is_live, tensors
+from normlens.errors import AnatomyError
+
+if TYPE_CHECKING:
+    from normlens.attribution.frozen import FrozenPass
+
+
+def held(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result is a weight or a choice: held as it is."""
+    return run.hold(lambda: function(*detached(args), **detached(kwargs)))
+
+
+# ---- activations and gates ---------------------------------------------------------------------------------------------
+
+
+def activate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An element-wise activation `g(z)` by its slope."""
+    z, rest = args[0], args[1:]
+    if not is_live(z):
+        raise AnatomyError(f"an operation must have a rule: `{name}` of a constant by a live tensor has none")
+    kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+    if name in ("relu", "leaky_relu", "elu", "selu", "celu", "relu6", "silu", "mish", "hardswish") and rest:
+        rest = tuple(x for x in rest if not isinstance(x, bool))
+    function = _KNOWN.get(name, function)
+    key = number_key(kwargs, rest)
+    if any(is_live(x) for x in tensors(rest, kwargs)):
+        raise AnatomyError(f"an operation must have a rule: `{name}` with live parameters has none")
+    chain = _chain_of(z)
+    known = None if key is None or chain.key is None else (chain.key, name, key)
+    before = chain.function
+    return run.bend(
+        Chain(chain.source, lambda x: function(before(x), *rest, **kwargs), known, True),
+        lambda: function(z.detach(), *rest, **kwargs),
+    )
+
+
+#: Functions whose own form would be refused in a closed form (in-place variants, methods) under one name.
+_KNOWN: dict[str, Function] = {"relu": torch.relu, "silu": nnf.silu, "gelu": nnf.gelu, "tanh": torch.tanh}
+
+
+def multiply(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product, entry by entry: by a constant it is linear; of two parts it is a gated unit, or half and half."""
+    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    if not (is_live(a) and is_live(b)):
+        live, other = (a, b) if is_live(a) else (b, a)
+        out = function(a, b)
+        number = as_number(other)
+        if number is not None:
+            extend(run, out, live, ("mul", number), lambda z: z * number)
+        run.scaled(out, live, other)
+        return out
+    same = same_source((a, b))
+    if same is not None:
+        both = joined("mul", torch.mul, (a, b), same, ())
+        return run.bend(Chain(both.source, both.function, both.key, True), lambda: torch.mul(a.detach(), b.detach()))
+    bent = [x for x in (a, b) if is_bent(x)]
+    if len(bent) == 2:  # two activations: the wider bend cannot be told, so the first is the gate
+        bent = bent[:1]
+    if bent:
+        gate, other = bent[0], b if bent[0] is a else a
+        if gate.shape != other.shape and gate.shape[-1] == 1:  # one number for a whole vector: a router's weight
+            return torch.mul(run.hold(gate.detach), other)
+        return _gated(run, gate, other)
+    return halved(run, torch.mul, a, b, {})
+
+
+def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
+    chain = _chain_of(gate)
+    source = chain.source if chain.source.shape == gate.shape else chain.source.expand(gate.shape)
+    if run.replaying:
+        a0, b0, active = run.hold(lambda: ())
+        to_a, c = gate_factors(a0, b0, active, chain.function, chain.key, chain.slope_at_zero)
+        return to_a * source + c * other
+    active = gate.detach()
+    run.hold(lambda: (source.detach(), other.detach(), active))
+    out: Tensor = Gated.apply(source, other, chain.function, chain.key, active, chain.slope_at_zero)
+    return out
+
+
+def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A quotient: a live denominator is held."""
+    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    if kwargs.get("rounding_mode") is not None:
+        return held(run, name, function, args, kwargs)
+    if not is_live(a):
+        return held(run, name, function, args, kwargs)
+    if not is_live(b):
+        out = function(*args, **kwargs)
+        number = as_number(b)
+        if number is not None:
+            extend(run, out, a, ("div", number), lambda z: z / number)
+        run.scaled(out, a, b)
+        return out
+    same = same_source((a, b))
+    if same is not None and is_bent(b):
+        both = joined("div", torch.div, (a, b), same, ())
+        return run.bend(Chain(both.source, both.function, both.key, True), lambda: torch.div(a.detach(), b.detach()))
+    return torch.div(a, run.hold(b.detach))
+
+
+def negate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The opposite."""
+    out = function(*args, **kwargs)
+    extend(run, out, args[0], "neg", torch.neg)
+    return out
+
+
+def power(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A power: a positive whole one is an activation, any other a denominator or a root."""
+    base, exponent = args[0], args[1] if len(args) > 1 else kwargs.get("exponent", 2)
+    if name == "square":
+        exponent = 2
+    number = as_number(exponent)
+    if is_live(base) and number is not None and number >= 1:
+        return activate(run, "pow", torch.pow, (base, exponent), {})
+    return held(run, name, function, args, kwargs)
+
+
+def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A limit, or the larger or smaller of two: a choice. Where the limit is chosen, it is a constant."""
+    if name in ("clamp", "clip", "clamp_min", "clamp_max", "hardtanh"):
+        x = args[0]
+        low = kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 and name != "clamp_max" else None))
+        high = kwargs.get(
+            "max", kwargs.get("max_val", args[2] if len(args) > 2 else args[1] if name == "clamp_max" else None)
+        )
+        if any(is_live(limit) for limit in (low, high)):
+            raise AnatomyError(f"an operation must have a rule: `{name}` with live limits has none")
+        if not is_live(x):
+            return function(*args, **kwargs)
+        value = x.detach().clamp(low, high)
+        inside = run.hold(lambda: value == x.detach())
+        limit = run.hold(lambda: torch.where(inside, 0.0, value))
+        out = torch.where(inside, x, torch.zeros((), dtype=x.dtype, device=x.device)) + limit
+        if bool(limit.any()):
+            run.constant(out, lambda: limit)
+        return out
+    a, b = args[0], args[1]
+    a, b = (x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=b.dtype, device=b.device) for x in (a, b))
+    first = run.hold(
+        lambda: a.detach() >= b.detach() if name in ("maximum", "max", "fmax") else a.detach() <= b.detach()
+    )
+    out = torch.where(first, a, b)
+    if not is_live(a) or not is_live(b):
+        constant = b if is_live(a) else a
+        chosen = ~first if is_live(a) else first
+        run.constant(out, lambda: torch.where(chosen, constant, torch.zeros_like(constant)))
+        number = as_number(constant)
+        if number is not None:
+            extend(
+                run,
+                out,
+                a if is_live(a) else b,
+                (name, number),
+                lambda z: function(z, torch.as_tensor(number, dtype=z.dtype)),
+                bent=True,
+            )
+    return out
+
+
+def halved(run: FrozenPass, function: Function, a: Tensor, b: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """A bilinear map, each factor in turn: half the gradient to each."""
+    if run.replaying:
+        a0, b0 = run.hold(lambda: (a, b))
+        half: Tensor = 0.5 * function(a, b0, **kwargs) + 0.5 * function(a0, b, **kwargs)
+        return half
+    run.hold(lambda: (a.detach(), b.detach()))
+    # Half the gradient: `out` in value, `out / 2` in slope.
+    out: Tensor = function(a, b, **kwargs)
+    out.register_hook(lambda gradient: gradient * 0.5)
+    return out.view_as(out)  # what is read here later is the gradient before it is halved
+
+
+def glu(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`a · sigmoid(b)` of the two halves."""
+    with run:
+        a, b = args[0].chunk(2, dim=kwargs.get("dim", args[1] if len(args) > 1 else -1))
+        return a * torch.sigmoid(b)
+
+
+# ---- chains ------------------------------------------------------------------------------------------------------------
+
+
+def _chain_of(x: Tensor) -> Chain:
+    lineage = lineage_of(x)
+    if lineage is not None and lineage.chain is not None:
+        return lineage.chain
+    return Chain(x, lambda z: z, (), False)
+
+
+def is_bent(x: Tensor) -> bool:
+    lineage = lineage_of(x)
+    return lineage is not None and lineage.chain is not None and lineage.chain.bent
+
+
+def same_source(operands: Any) -> Tensor | None:
+    """The tensor of which all live operands are element-wise functions, where there is one."""
+    first, *others = (x for x in operands if is_live(x))
+    source = source_of(first)
+    for other in others:
+        if source_of(other) is not source:
+            return None
+    return source if all(x.shape == source.shape for x in operands if is_live(x)) else None
+
+
+def joined(name: str, function: Function, operands: Any, source: Tensor, key: Hashable | None) -> Chain:
+    """A function of several operands that share their source (constants among them stay as they are)."""
+    chains = [_chain_of(x) if is_live(x) else None for x in operands]
+    functions = [None if chain is None else chain.function for chain in chains]
+    fixed = [x if chain is None else None for x, chain in zip(operands, chains, strict=True)]
+
+    def joined(z: Tensor) -> Tensor:
+        return function(*(x if g is None else g(z) for g, x in zip(functions, fixed, strict=True)))  # type: ignore[no-any-return]
+
+    keys = [None if chain is None else chain.key for chain in chains]
+    known = None if key is None or any(k is None for k in keys) else (name, key, *keys)
+    bent = any(chain is not None and chain.bent for chain in chains)
+    return Chain(source, joined, known, bent)
+
+
+def extend(run: FrozenPass, out: Tensor, x: Tensor, key: Hashable | None, step: Function, bent: bool = False) -> None:
+    """`out` is one more element-wise step from `x`; no key: the step changes no number."""
+    chain = _chain_of(x)
+    before = chain.function
+    known = None if chain.key is None else chain.key if key is None else (chain.key, key)
+    run.chain(out, Chain(chain.source, lambda z: step(before(z)), known, bent or chain.bent))
+
+
+def number_key(kwargs: dict[str, Any], rest: tuple[Any, ...] = ()) -> Hashable | None:
+    """The constants of an operation as a key, or None where one of them is a whole tensor."""
+    found: list[Hashable] = []
+    for name, value in (*enumerate(rest), *sorted(kwargs.items())):
+        number = as_number(value)
+        if number is None and not isinstance(value, str | bool | type(None) | torch.dtype):
+            return None
+        found.append((name, value if number is None else number))
+    return tuple(found)

@@ -1,0 +1,170 @@
+"""Explain, from what is asked to results: what `Lens.explain` and `Lens.explain_inputs` call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
+from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
+from normlens.attribution.request import AttentionRule, ExplainRequest
+from normlens.attribution.results import explanation
+from normlens.attribution.solving import knowledge_of, solve
+from normlens.errors import InputError
+from normlens.explanation import Explanation
+from normlens.inputs import rows_of
+from normlens.lens import Lens
+from normlens.text.encoding import EncodedText, Text, as_lists, pad_batch, padding_id
+from normlens.text.tokens import Tokens
+
+
+def explain_texts(
+    lens: Lens,
+    text: Text | Sequence[Text],
+    pair: Text | Sequence[Text] | None = None,
+    target: Text | Sequence[Text] | None = None,
+    *,
+    output: Output | Sequence[Output] = None,
+    against: Output | Sequence[Output] = None,
+    position: int | Sequence[int] | None = None,
+    direction: Any = None,
+    attention: AttentionRule = "carried",
+    parts: Sequence[str] | None = None,
+    edges_top: int | None = None,
+    generate: bool = False,
+    pretokenized: bool = False,
+    truncate: bool = False,
+    batch_size: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+) -> Explanation | list[Explanation]:
+    """Explain one number that the model puts out for a text, or one for each text of a list (see `Lens.explain`)."""
+    if batch_size < 1:
+        raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
+    request = ExplainRequest.of(parts, attention, direction, edges_top)
+    resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
+    resolver.check(request.direction is not None, output, against)
+    write = JobWriter(lens, resolver, Reading(generate, truncate, pretokenized), direction=direction is not None)
+    single, rows = as_lists(text, pair, target, pretokenized)
+    asked = (
+        one_for_each(x, len(rows), what)
+        for x, what in ((output, "output"), (against, "against"), (position, "position"))
+    )
+    jobs = [write(Asked(*row, *which)) for row, *which in zip(rows, *asked, strict=True)]
+    request.check_fits(resolver.model, [(job.text.lengths, len(job.steps)) for job in jobs])
+    found: dict[int, Explanation] = {}
+    for batch in _batches(lens, resolver.model, jobs, batch_size):
+        mine = [jobs[i] for i in batch]
+        inputs = _padded(lens, resolver.model, mine)
+        solved = solve(lens, resolver, inputs, [job.steps for job in mine], request)
+        for row, (i, job) in enumerate(zip(batch, mine, strict=True)):
+            found[i] = explanation(lens, resolver, request, inputs, row, job, solved[row])
+        if progress is not None:
+            progress(len(found), len(jobs))
+    results = [found[i] for i in range(len(jobs))]
+    return results[0] if single else results
+
+
+def explain_inputs(
+    lens: Lens,
+    inputs: Mapping[str, Any],
+    *,
+    output: Output | Sequence[Output] = None,
+    against: Output | Sequence[Output] = None,
+    position: int | Sequence[int] | None = None,
+    direction: Any = None,
+    attention: AttentionRule = "carried",
+    parts: Sequence[str] | None = None,
+    edges_top: int | None = None,
+) -> list[Explanation]:
+    """Explain tensors that you prepared yourself: one `Explanation` per row."""
+    request = ExplainRequest.of(parts, attention, direction, edges_top)
+    resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
+    resolver.check(request.direction is not None, output, against)
+    rows = rows_of(inputs)
+    asked = (
+        one_for_each(x, rows, what) for x, what in ((output, "output"), (against, "against"), (position, "position"))
+    )
+    jobs = [
+        _prepared_job(lens, resolver, inputs, row, *which, direction=direction is not None)
+        for row, *which in zip(range(rows), *asked, strict=True)
+    ]
+    request.check_fits(resolver.model, [(job.text.lengths, 1) for job in jobs])
+    solved = solve(lens, resolver, inputs, [job.steps for job in jobs], request)
+    return [explanation(lens, resolver, request, inputs, row, job, solved[row]) for row, job in enumerate(jobs)]
+
+
+def _prepared_job(
+    lens: Lens,
+    resolver: Resolver,
+    inputs: Mapping[str, Any],
+    row: int,
+    output: Output,
+    against: Output,
+    position: int | None,
+    *,
+    direction: bool,
+) -> Job:
+    """One row of prepared tensors: its labels, and the number that is asked for."""
+    two_sided = is_encoder_decoder(resolver.model) and any(name.startswith("decoder_input") for name in inputs)
+
+    def side(decoder: bool) -> Tokens:
+        real = real_positions(inputs, row, decoder=decoder)
+        ids = inputs.get("decoder_input_ids" if decoder else "input_ids")
+        if isinstance(ids, Tensor) and ids.ndim == 2:
+            return lens.encoder.label([int(ids[row, i]) for i in real])
+        return Tokens((), tuple(map(str, range(len(real)))), tuple(range(len(real))))
+
+    text = EncodedText({}, side(False), side(True) if two_sided else None)
+    real = real_positions(inputs, row, decoder=two_sided)
+    own = (text.target or text.source).ids
+    if direction:
+        place = real[-1] if position is None else resolver.position(position, real, own)
+        return Job(text, (Question(place, None),))
+    place = resolver.position(position, real, own)
+    wanted = None if output is None else resolver.one(output, "output")
+    if wanted is None and two_sided and own and place in real[:-1] and resolver.head == "translation":
+        wanted = own[real.index(place) + 1]  # the target token that the decoder is made to write there
+    return Job(text, (Question(place, wanted, None if against is None else resolver.one(against, "against")),))
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def _batches(lens: Lens, model: nn.Module, jobs: Sequence[Job], size: int) -> Iterator[list[int]]:
+    """Rows of about one length together; a job of several steps alone, and all alone where padding changes a number."""
+    plain = sorted((i for i, job in enumerate(jobs) if len(job.steps) == 1), key=lambda i: jobs[i].text.length)
+    batches = [plain[i : i + size] for i in range(0, len(plain), size)]
+    padded = [[jobs[i] for i in batch] for batch in batches if len({jobs[i].text.lengths for i in batch}) > 1]
+    if padded and _padding_matters(lens, model, padded[0]):
+        batches = [[i] for i in plain]
+    yield from batches
+    yield from ([i] for i, job in enumerate(jobs) if len(job.steps) != 1)
+
+
+def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
+    """Whether this model puts out other numbers for a row that is padded (convolutions, FNet); found out once."""
+    known = knowledge_of(lens)
+    if known.padding_matters is None:
+        rows = [jobs[0], jobs[-1]]
+        with evaluating(model):
+            alone, beside = (
+                first_tensor(model(**run_arguments(model, _padded(lens, model, mine))))[0] for mine in (rows[:1], rows)
+            )
+        allowed = 100 * torch.finfo(alone.dtype).eps * max(float(alone.abs().max()), 1.0)
+        known.padding_matters = not float((alone - beside[: len(alone)]).abs().max()) <= allowed
+    return known.padding_matters
+
+
+def _padded(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> dict[str, Tensor]:
+    return pad_batch([job.text for job in jobs], padding_id(model, lens.tokenizer), next(model.parameters()).device)
+
+
+def _plain_model(model: nn.Module) -> nn.Module:
+    """The model itself where it was compiled: a compiled graph shows no operations."""
+    plain: nn.Module = getattr(model, "_orig_mod", model)
+    return plain

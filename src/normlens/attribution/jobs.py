@@ -1,0 +1,166 @@
+"""From texts to jobs: the row that the model runs, and which numbers of its output are explained, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.interface import evaluating
+from normlens.attribution.questions import Output, Question, Resolver
+from normlens.errors import InputError
+from normlens.lens import Lens
+from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_batch, padding_id
+from normlens.text.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One row as a user asks for it."""
+
+    text: Text
+    pair: Text | None
+    target: Text | None
+    output: Output
+    against: Output
+    position: int | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts are read."""
+
+    generate: bool = False
+    truncate: bool = False
+    pretokenized: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row: its text, and what is asked of it, step by step (positions among the real ones)."""
+
+    text: EncodedText
+    steps: tuple[Question, ...]
+    stepwise: bool = False
+
+
+class JobWriter:
+    """Writes jobs for one model."""
+
+    def __init__(self, lens: Lens, resolver: Resolver, reading: Reading, *, direction: bool) -> None:
+        if lens.tokenizer is None:
+            raise InputError(
+                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to explain_inputs"
+            )
+        self._model, self._resolver, self._reading, self._direction = resolver.model, resolver, reading, direction
+        self._encoder: TextEncoder = lens.encoder
+        self._two_sided = is_encoder_decoder(self._model)
+
+    def __call__(self, asked: Asked) -> Job:
+        """The job of one row."""
+        if self._reading.generate:
+            return self._generated(asked)
+        if self._resolver.head == "translation" and asked.target is None and asked.output is not None:
+            return self._written(asked)
+        text = self._encoded(asked)
+        if self._direction:
+            return Job(text, (self._question(text, asked.position, None, None),))
+        against = None if asked.against is None else self._resolver.one(asked.against, "against")
+        if asked.output is None:
+            return Job(text, (self._question(text, asked.position, None, against),))
+        ids = self._resolver.ids(asked.output, "output")
+        if len(ids) == 1:
+            return Job(text, (self._question(text, asked.position, ids[0], against),))
+        self._check_several(asked, ids)
+        return self._continued(text, ids)
+
+    def _encoded(self, asked: Asked) -> EncodedText:
+        how = {"truncate": self._reading.truncate, "pretokenized": self._reading.pretokenized}
+        if self._two_sided and asked.target is None and self._resolver.head == "sequence":
+            return self._encoder.prompt(asked.text, asked.pair, **how)  # it feeds its own input to its decoder
+        return self._encoder(asked.text, asked.pair, asked.target, **how)
+
+    def _question(self, text: EncodedText, position: int | None, output: int | None, against: int | None) -> Question:
+        side = text.source if text.target is None else text.target
+        places = range(len(side.ids))
+        if self._direction and position is None:
+            return Question(places[-1], None)
+        place = self._resolver.position(position, places, side.ids)
+        if output is None and text.written is not None and self._resolver.head == "translation":
+            output = text.written[place]  # the target token that the decoder is made to write there
+        return Question(place, output, against)
+
+    # ---- an output of several tokens, and what the model writes ----------------------------------------------------
+
+    def _check_several(self, asked: Asked, ids: Sequence[int]) -> None:
+        if self._resolver.head != "causal":
+            tokens = ", ".join(map(repr, self._resolver.tokenizer.convert_ids_to_tokens(list(ids))))
+            model = type(self._model).__name__
+            raise InputError(
+                f"an output of several tokens is explained step by step by a causal language model: {model} is none, so "
+                f"output must be one token, and {asked.output!r} has {len(ids)} ({tokens}); pass one of them, or its number"
+            )
+        if asked.position is not None or asked.against is not None:
+            self._resolver.one(asked.output, "output")  # says that one token is meant
+
+    def _continued(self, text: EncodedText, ids: Sequence[int]) -> Job:
+        """Each token of the output is explained from what stands before it, all in one row."""
+        source, more = text.source, self._encoder.label(ids[:-1])
+        first = max(source.words, default=-1) + 1
+        whole = Tokens(
+            (*source.ids, *more.ids),
+            (*source.strings, *more.strings),
+            (*source.words, *(first + w for w in more.words)),
+        )
+        last = len(source.ids) - 1
+        row = EncodedText({"input_ids": whole.ids}, whole, notes=text.notes)
+        return Job(row, tuple(Question(last + i, token) for i, token in enumerate(ids)), True)
+
+    def _written(self, asked: Asked) -> Job:
+        """An encoder-decoder without a target: the output is what it is made to write from the start."""
+        if asked.position is not None:
+            raise InputError(
+                "position numbers the tokens of a target: none was given; pass target=… with it, or leave position out"
+            )
+        ids = self._resolver.ids(asked.output, "output")
+        against = None if asked.against is None else self._resolver.one(asked.against, "against")
+        if against is not None:
+            self._resolver.one(asked.output, "output")
+        prompt = self._encoder.prompt(
+            asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
+        )
+        row = self._encoder.from_ids(prompt.source, [self._resolver.start_token(), *ids[:-1]])
+        steps = tuple(Question(i, token, against) for i, token in enumerate(ids))
+        return Job(replace(row, notes=prompt.notes), steps, len(ids) > 1)
+
+    def _generated(self, asked: Asked) -> Job:
+        """What the model itself writes, greedily."""
+        if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
+            raise InputError(
+                "generate=True explains each token that the model writes: target, output, against and position belong to a "
+                "text that is given; drop them"
+            )
+        model: Any = self._model
+        writes = getattr(model, "can_generate", lambda: hasattr(model, "generate"))()
+        if self._resolver.head not in ("causal", "translation") or not writes:
+            raise InputError(
+                f"generate=True needs a model that writes: {type(model).__name__} does not; load it with its language-model "
+                "head"
+            )
+        prompt = self._encoder.prompt(
+            asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
+        )
+        batch = pad_batch([prompt], padding_id(model, self._resolver.tokenizer), next(model.parameters()).device)
+        with evaluating(model):
+            written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
+        notes = prompt.notes | {"generated": True}
+        if self._resolver.head == "translation":
+            row = self._encoder.from_ids(prompt.source, written[:-1])
+            steps = tuple(Question(i, token) for i, token in enumerate(written[1:]))
+            return Job(replace(row, notes=notes), steps, True)
+        start = len(prompt.source.ids)
+        if len(written) == start:
+            raise InputError("generate=True explains what the model writes: it wrote nothing for this text")
+        job = self._continued(prompt, written[start:])
+        return replace(job, text=replace(job.text, notes=notes))

@@ -1,0 +1,56 @@
+"""Operands of an operation: tensors in arguments, however deep, and whether they depend on the input vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+Function = Callable[..., Any]
+
+
+def is_live(x: Any) -> bool:
+    """Whether a value depends on the input vectors."""
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def tensors(*structures: Any) -> Iterator[Tensor]:
+    """Every tensor in arguments, lists and tuples included."""
+    for x in structures:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from tensors(*x)
+        elif isinstance(x, dict):
+            yield from tensors(*x.values())
+
+
+def mapped(structure: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(structure, Tensor):
+        return change(structure)
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(mapped(x, change) for x in structure))
+    if isinstance(structure, list | tuple):
+        return type(structure)(mapped(x, change) for x in structure)
+    if isinstance(structure, dict):
+        return {name: mapped(x, change) for name, x in structure.items()}
+    return structure
+
+
+def detached(structure: Any) -> Any:
+    """The same structure, cut off from the input vectors."""
+    return mapped(structure, lambda x: x.detach())
+
+
+def zeroed(structure: Any) -> Any:
+    """The same operands with zeros, which take no memory, in place of what is live."""
+    return mapped(structure, lambda x: x.detach().new_zeros(()).expand(x.shape) if x.requires_grad else x)
+
+
+def as_number(x: Any) -> float | None:
+    """A constant of one number."""
+    if isinstance(x, Tensor):
+        return float(x) if x.numel() == 1 and not x.requires_grad else None
+    return float(x) if isinstance(x, int | float) else None

@@ -1,0 +1,99 @@
+"""Whether terms may be believed: they add up at every layer, the number is the model's own, the frozen map is affine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normlens.attribution.request import AttentionRule
+from normlens.attribution.terms import Run, Select, Terms
+from normlens.errors import DecompositionError, InputError
+
+#: What the gap may be over the sum of absolute terms, by the type that the model computes in. Many families normalize and
+#: weigh in single precision whatever their type, so that double precision is not ten digits better.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: `attention="chosen"` is integrated by quadrature, whose error is stated with the result.
+_CHOSEN_TOLERANCE = 1e-3
+#: In the replay every vector is multiplied by a number of its own, and what cancelled before does no longer.
+_REPLAY_TOLERANCE = 10
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is proved, for the tolerance and for the message."""
+
+    family: str
+    dtype: torch.dtype
+    attention: AttentionRule
+
+    @property
+    def tolerance(self) -> float:
+        """The largest gap that is allowed."""
+        if self.dtype not in TOLERANCE:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
+            raise InputError(f"a model must compute in one of {known} to be explained: this one has {self.dtype}")
+        return max(TOLERANCE[self.dtype], _CHOSEN_TOLERANCE if self.attention == "chosen" else 0.0)
+
+
+def check_finite(numbers: Tensor, family: str) -> None:
+    """A number that is none has no terms."""
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(
+            f"the explained number must be finite: {family!r} puts out {float(numbers[~numbers.isfinite()][0])} there; look "
+            "at the model's weights and inputs, or ask for another output"
+        )
+
+
+def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
+    """The terms must add up to the number at the entrance of every layer.
+
+    A difference of two logits is rounded as they are, however small it is itself: `sizes` says how large they are.
+    """
+    gaps = terms.gaps
+    if sizes is not None:
+        gaps = gaps * (terms.absolute / torch.maximum(terms.absolute, sizes)).unsqueeze(1)
+    worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
+    if not worst <= subject.tolerance:
+        cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
+        raise DecompositionError(
+            f"the terms must add up to the number at the entrance of every layer: in {subject.family!r}, layer "
+            f"{cut.number}, they miss it by {worst:.1e} of the sum of absolute terms (allowed: {subject.tolerance:.0e}); "
+            "this model cannot be explained, please report it"
+        )
+
+
+def check_number(terms: Terms, own: Tensor, largest: float, subject: Subject) -> float:
+    """The number must be what the model puts out when nobody looks; gives the distance over its largest logit."""
+    size = max(largest, float(own.abs().max()), torch.finfo(subject.dtype).tiny)
+    distance = float((terms.value - own).abs().max()) / size
+    if not distance <= TOLERANCE[subject.dtype]:
+        raise DecompositionError(
+            f"the explained number must be the model's own: in {subject.family!r} it differs by {distance:.1e} of its "
+            f"largest logit (allowed: {TOLERANCE[subject.dtype]:.0e}); please report it"
+        )
+    return distance
+
+
+def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, subject: Subject) -> float:
+    """The frozen map, run forwards on input vectors times random numbers, must give the terms times the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.randn(t.shape, generator=generator) for t in terms.tokens]
+    found = run.replayed(factors, select)
+    expected, scale = torch.zeros_like(terms.value), torch.zeros_like(terms.value)
+    for tokens, factor in zip(terms.tokens, factors, strict=True):
+        each = tokens * factor.double()
+        expected, scale = expected + each.sum(1), scale + each.abs().sum(1)
+    for given in terms.constants.values():
+        expected, scale = expected + given, scale + given.abs()
+    scale = torch.maximum(scale, terms.absolute)
+    gap = float(((found - expected).abs() / (scale if sizes is None else torch.maximum(scale, sizes))).max())
+    allowed = _REPLAY_TOLERANCE * TOLERANCE[subject.dtype]
+    if not gap <= allowed:
+        raise DecompositionError(
+            f"the frozen map must be affine: in {subject.family!r}, with the input vectors multiplied by random numbers, it "
+            f"misses the sum of the terms by {gap:.1e} of their absolute sum (allowed: {allowed:.0e}); something in this "
+            "model is not held as the rules say, please report it"
+        )
+    return gap

@@ -1,0 +1,168 @@
+"""One batch to proved terms: the frozen pass, a backward pass for each step, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from normlens.anatomy.examine import family_of
+from normlens.anatomy.interface import autocast_dtype, evaluating, run_arguments
+from normlens.attribution.observer import Wanted
+from normlens.attribution.proof import Subject, check_finite, check_number, check_replay, check_sums
+from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor
+from normlens.attribution.request import ExplainRequest
+from normlens.attribution.terms import Run, Terms
+from normlens.errors import DecompositionError, InputError, NormlensError
+from normlens.inputs import fresh
+from normlens.lens import Lens
+
+#: Attention implementations whose operations the rules can see; any other is run as the family's eager one.
+_SEEN = ("eager", "sdpa")
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The terms of one row, step by step, with what was explained and how far it was checked."""
+
+    steps: list[Terms]
+    answers: list[Answer]
+    replay: float
+    output: float
+
+
+@dataclass
+class Knowledge:
+    """What was found out about a model, good for one state of it."""
+
+    state: Any
+    verified: dict[Any, tuple[float, float]] = field(default_factory=dict)  # by kind of input: replay, output
+    padding_matters: bool | None = None
+
+
+_known: WeakKeyDictionary[nn.Module, Knowledge] = WeakKeyDictionary()
+
+
+def knowledge_of(lens: Lens) -> Knowledge:
+    """What is known of the lens' model as it is now; numbers changed in place and adapters make it another."""
+    state = lens.refresh()
+    key = (state.tensors, state.entries, state.adapters, state.hooks)
+    if lens.model not in _known or _known[lens.model].state != key:
+        _known[lens.model] = Knowledge(key)
+    return _known[lens.model]
+
+
+def solve(
+    lens: Lens,
+    resolver: Resolver,
+    inputs: Mapping[str, Any],
+    questions: Sequence[tuple[Question, ...]],
+    request: ExplainRequest,
+) -> list[Solved]:
+    """The terms of every row, proved; rows go one by one where a model mixes them."""
+    if autocast_dtype(resolver.model) is not None:
+        raise InputError(
+            "an explanation is of what the model computes in its own type: autocast is on; leave it, or load the model in "
+            "the type that you want"
+        )
+    batch = _Batch(lens, resolver.model, request, resolver.probability)
+    try:
+        return batch.solve(inputs, questions)
+    except (DecompositionError, _MixedRowsError):
+        if len(questions) == 1:
+            raise
+    except NormlensError:
+        raise
+    except Exception:
+        lens.call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
+        raise
+    rows = len(questions)
+    return [batch.solve(_one_row(inputs, row, rows), [questions[row]])[0] for row in range(rows)]
+
+
+class _MixedRowsError(Exception):
+    """A constant of the model could not be told apart by rows."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Solves rows together."""
+
+    lens: Lens
+    model: nn.Module
+    request: ExplainRequest
+    probability: Probability
+
+    def solve(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[Solved]:
+        """Forward once, backward for each step; the first time for a kind of input, the whole proof."""
+        request, model = self.request, self.model
+        known = knowledge_of(self.lens).verified
+        kind = (*self.lens.kind_of(inputs), request.attention, request.direction is None)
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        subject = Subject(family_of(model), dtype, request.attention)
+        steps = [
+            Numbers([row[step] for row in questions], request.direction, self.probability)
+            for step in range(len(questions[0]))
+        ]
+        own = None if kind in known else self._own_numbers(inputs, steps[0])
+        arguments = run_arguments(model, fresh(dict(inputs)))
+        with evaluating(model), _seen_attention(model), torch.enable_grad():
+            run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
+            found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
+            if run.mixed_rows:
+                raise _MixedRowsError
+            for terms, numbers in zip(found, steps, strict=True):
+                check_finite(terms.value, subject.family)
+                check_sums(terms, subject, numbers.sizes)
+            if own is not None:
+                output = check_number(found[0], *own, subject)
+                known[kind] = check_replay(run, found[0], steps[0], steps[0].sizes, subject), output
+        return [
+            Solved([terms.row(row) for terms in found], [numbers.answers[row] for numbers in steps], *known[kind])
+            for row in range(len(questions))
+        ]
+
+    def _own_numbers(self, inputs: Mapping[str, Any], numbers: Numbers) -> tuple[Tensor, float]:
+        """The numbers that the user's own object puts out when nobody looks, and the size of its largest logit."""
+        with torch.no_grad():
+            output = self.lens.call(inputs)
+            own = numbers(output).double().cpu()
+            check_finite(own, family_of(self.model))
+            logits = first_tensor(output)
+            return own, float(torch.where(logits.isfinite(), logits, 0.0).abs().max())
+
+
+def _wanted(request: ExplainRequest) -> Wanted:
+    return Wanted(
+        heads=request.keeps("heads", "edges"),
+        edges=request.keeps("edges"),
+        edges_top=request.edges_top,
+        blocks=request.keeps("blocks"),
+        direct=request.keeps("direct"),
+    )
+
+
+def _one_row(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    return {
+        name: x[row : row + 1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == rows else x
+        for name, x in inputs.items()
+    }
+
+
+@contextmanager
+def _seen_attention(model: nn.Module) -> Iterator[None]:
+    """Run attention by functions that the rules see: the model's own eager or fused one."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if name in (None, *_SEEN) or not hasattr(model, "set_attn_implementation"):
+        yield
+        return
+    try:
+        model.set_attn_implementation("eager")  # type: ignore[operator]
+        yield
+    finally:
+        model.set_attn_implementation(name)  # type: ignore[operator]
