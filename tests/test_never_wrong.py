@@ -127,6 +127,33 @@ def test_autocast(family: str) -> None:
     agree(lens, inputs)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
+def test_positions_that_jump_are_masked_as_in_the_users_own_call(family: str) -> None:
+    """Without a cache, transformers takes a jump of the positions for another sequence in the same row; with one, not."""
+    model = tiny.make(family)
+    lens, straight = Lens(model), torch.arange(9).unsqueeze(0)
+    jumping = straight % 4
+    agree(lens, {"input_ids": IDS, "position_ids": straight})
+    seen = {}
+    for with_cache in ({}, {"use_cache": True}, {"use_cache": False}):
+        inputs = {"input_ids": IDS, "position_ids": jumping, **with_cache}
+        found = agree(lens, inputs)
+        one = {name: value[:1] if name == "input_ids" else value for name, value in inputs.items()}
+        assert not disagreements([found], blocks(family, model, one))
+        seen[str(with_cache)] = bool((next(iter(found.sites.values()))["alpha"].values[:, :, 4, :4] > 0).any())
+    assert list(seen.values()) == [True, True, False], "with a cache position 4 sees what is before it, without not"
+
+
+def test_a_cache_that_changes_the_pass_is_noticed() -> None:
+    """FSMT looks ahead in its decoder where it may use a cache, which is its default: not what one would analyse."""
+    lens = Lens(tiny_model("fsmt"))
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS[:, :6]}
+    with pytest.raises(DecompositionError, match="the same under capture as when it is called"):
+        lens.analyze_inputs(inputs)
+    found = lens.analyze_inputs(inputs | {"use_cache": False})[0]
+    assert np.triu(found.site("decoder")["alpha"].values, 1).max() == 0
+
+
 def test_a_hook_of_the_user_is_another_kind() -> None:
     model = tiny.make("bert")
     lens = Lens(model)
@@ -813,6 +840,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"input_ids": IDS, "attention_mask": torch.tensor([[1] * 9, [0] * 9])},
         "all zero in row 1; drop that row",
     ),
+    "a mask of counts": ({"input_ids": IDS, "attention_mask": IDS % 3}, "1 for real positions and 0 for padding"),
+    "a mask of shares": ({"input_ids": IDS, "attention_mask": torch.full((2, 9), 0.5)}, "1 for real positions and 0"),
+    "a mask that is no number": ({"input_ids": IDS, "attention_mask": torch.full((2, 9), torch.nan)}, "1 for real"),
+    "a short mask": ({"input_ids": IDS, "attention_mask": torch.ones(2, 8)}, r"\(2, 8\), and there are \(2, 9\)"),
+    "a mask of one row": ({"input_ids": IDS, "attention_mask": torch.ones(1, 9)}, "must match the positions"),
+    "without memory": ({"input_ids": IDS.to("meta")}, "must be a plain tensor in memory"),
+    "sparse": ({"input_ids": IDS.to_sparse()}, "must be a plain tensor in memory"),
+    "nested": (
+        {"input_ids": torch.nested.nested_tensor([IDS[0], IDS[1, :4]], layout=torch.jagged)},
+        "must be a plain tensor in memory: input_ids is nested",
+    ),
     "not numbers": ({"inputs_embeds": torch.full((1, 5, WIDTH), torch.nan)}, "must be finite numbers"),
     "wrong width": ({"inputs_embeds": torch.randn(1, 5, 20)}, "the model must run on its inputs"),
     "unknown name": ({"input_id": IDS}, "the model must run on its inputs"),
@@ -856,6 +894,29 @@ def test_texts_that_are_none(text: Any) -> None:
 def test_models_that_are_none(model: Any) -> None:
     with pytest.raises(ModelError, match=r"a lens needs a model in memory.*normlens\.load\("):
         Lens(model)
+
+
+def test_a_module_without_weights() -> None:
+    with pytest.raises(ModelError, match="must have weights to be analysed: Identity has none"):
+        Lens(nn.Identity())
+
+
+def test_what_only_the_head_takes_is_named() -> None:
+    """Labels become decoder inputs in the head of a translation model; its body, which is analysed, never sees them."""
+    config = transformers.MarianConfig(
+        **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
+        **{
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 8,
+            "decoder_ffn_dim": 8,
+            "vocab_size": 60,
+            "pad_token_id": 0,
+        },
+        decoder_start_token_id=0,
+    )
+    lens = Lens(transformers.MarianMTModel(config).eval())
+    with pytest.raises(InputError, match=r"must run on its inputs: MarianModel does not on .*labels"):
+        lens.analyze_inputs({"input_ids": IDS, "labels": IDS})
 
 
 def test_every_row_of_a_batch_is_answered_whatever_comes_first() -> None:

@@ -40,6 +40,11 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
     if not tensors and "encoder_outputs" not in checked:
         raise InputError("inputs must hold at least one tensor: got none; pass {'input_ids': …}")
     for name, value in tensors.items():
+        if value.is_nested or value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise InputError(
+                f"an input must be a plain tensor in memory: {name} is nested, sparse, quantized or on the meta device; "
+                "pad its rows, or make it dense"
+            )
         if 0 in value.shape:
             raise InputError(
                 f"every input must hold something: {name} has shape {tuple(value.shape)}; leave out empty rows"
@@ -51,11 +56,7 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
                 f"vectors must be finite numbers: {name} holds NaN or infinity; look at how they were made"
             )
         if name in ("attention_mask", "decoder_attention_mask") and value.ndim == 2:
-            empty = (value == 0).all(-1).nonzero().flatten().tolist()
-            if empty:
-                raise InputError(
-                    f"every row must have a real position: {name} is all zero in row {empty[0]}; drop that row"
-                )
+            _check_padding(name, value, tensors)
     rows = {name: value.shape[0] for name, value in tensors.items() if name.endswith(("input_ids", "inputs_embeds"))}
     if len(set(rows.values())) > 1:
         raise InputError(f"all sides must have the same number of rows: got {rows}; pair them up")
@@ -115,6 +116,25 @@ def _check_ids(model: nn.Module, name: str, ids: Tensor) -> None:
         raise InputError(
             f"{name} must be ids of the model's vocabulary, 0 to {table.num_embeddings - 1}: got {wrong}; is this the "
             "right tokenizer?"
+        )
+
+
+def _check_padding(name: str, mask: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    """A padding mask says 1 or 0 of every position; models make different things of anything else."""
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise InputError(
+            f"a padding mask must hold 1 for real positions and 0 for padding: {name} holds other numbers; sequences "
+            "packed into one row need a mask over pairs, (batch, 1, query, key)"
+        )
+    empty = (mask == 0).all(-1).nonzero().flatten().tolist()
+    if empty:
+        raise InputError(f"every row must have a real position: {name} is all zero in row {empty[0]}; drop that row")
+    side = name.removesuffix("attention_mask")
+    given = next((tensors[side + what] for what in ("input_ids", "inputs_embeds") if side + what in tensors), None)
+    if given is not None and given.ndim > 1 and tuple(given.shape[:2]) != tuple(mask.shape):
+        raise InputError(
+            f"a padding mask must match the positions: {name} has shape {tuple(mask.shape)}, and there are "
+            f"{tuple(given.shape[:2])} positions; make them the same"
         )
 
 

@@ -542,7 +542,9 @@ class Lens:
             self._anatomy_for(inputs), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
         reader = threading.get_ident()
-        return iterate(lambda give: self.run(inputs, request, lambda result, block: give(result), reader=reader))
+        return iterate(
+            lambda give: self.run(inputs, request, lambda result, block: give(result), prepared=True, reader=reader)
+        )
 
     def run(
         self,
@@ -550,14 +552,18 @@ class Lens:
         request: Request,
         take: Take,
         *,
+        prepared: bool = False,
         words: RowWords | None = None,
         reader: int | None = None,
     ) -> None:
-        """One forward pass; each site's proved numbers are given to `take` as the site ends."""
+        """One forward pass; each site's proved numbers are given to `take` as the site ends.
+
+        Inputs that a user `prepared` are compared with the model's answer to them alone (see `call`).
+        """
         with one_pass_at_a_time(self._body, reader):
             self.refresh()
             positions = Positions.of(inputs, self._two_sided, words)
-            kind = self.kind_of(inputs)
+            kind = (prepared, *self.kind_of(inputs))
             # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
             dtypes = (next(self._body.parameters()).dtype, request.dtype, autocast_dtype(self._body))
             rounding = max((d for d in dtypes if d is not None), key=lambda d: torch.finfo(d).eps)
@@ -567,21 +573,27 @@ class Lens:
                 capture(*arguments)
                 return
             with outputs_around(self._body, anatomy) as own:
-                self.call(inputs)
+                self.call(inputs, prepared=prepared)
             with outputs_around(self._body, anatomy) as captured:
                 capture(*arguments)
             subject = Subject(self.family, "output", type(self._body).__name__, rounding)
             self._compared[kind] = check_output(captured, own, positions.last, subject)
 
-    def call(self, inputs: Mapping[str, Any]) -> Any:
-        """Run the model as its user would; inputs on which it fails are the user's to mend."""
+    def call(self, inputs: Mapping[str, Any], *, prepared: bool = False) -> Any:
+        """Run the model as its user would; inputs on which it fails are the user's to mend.
+
+        A pass over inputs of ours has no cache of keys and values; what a user `prepared` is all that is handed over.
+        """
+        return self._call(self.model, inputs if prepared else run_arguments(self.model, inputs))
+
+    def _call(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
         try:
-            with evaluating(self.model):
-                return self.model(**run_arguments(self.model, fresh(dict(inputs))))
+            with evaluating(model):
+                return model(**fresh(dict(inputs)))
         except NormlensError:
             raise
         except Exception as error:
-            raise failed_on(self.model, inputs, error, longest_input(self.model, None)) from error
+            raise failed_on(model, inputs, error, longest_input(self.model, None)) from error
 
     def kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """All that can change the computation beside the numbers: per such kind, outputs are compared once."""
@@ -589,7 +601,8 @@ class Lens:
         for name in sorted(inputs):
             value = inputs[name]
             if not isinstance(value, Tensor):
-                given.append((name, type(value).__name__))
+                plain = value is None or isinstance(value, bool | int | float | str)
+                given.append((name, repr(value) if plain else type(value).__name__))
                 continue
             whole = "mask" in name and value.ndim == 2 and bool(value.all())
             given.append((name, str(value.dtype), value.ndim, value.device.type, whole))
@@ -612,7 +625,9 @@ class Lens:
             except NormlensError:
                 raise
             except Exception:
-                self.call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
+                # Whose mistake is it? If the model or its body fails on these inputs, that is said.
+                for model in (self.model, self._body):
+                    self._call(model, run_arguments(model, inputs))
                 raise
             self._forget()
             return self._analyze_once(inputs, rows, asked)
@@ -637,10 +652,11 @@ class Lens:
                 kind: [(torch.tensor(r.queries(kind).words), torch.tensor(r.keys(kind).words)) for r in rows]
                 for kind in anatomy.kinds
             }
-        self.run(inputs, request, take, words=words)
+        prepared = rows is None
+        self.run(inputs, request, take, prepared=prepared, words=words)
         if rows is None:
             rows = [self._labels(inputs, masks, row) for row in range(count)]
-        by_word, error = request.words is not None, self._compared[self.kind_of(inputs)]
+        by_word, error = request.words is not None, self._compared[(prepared, *self.kind_of(inputs))]
         records = (
             {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
         )

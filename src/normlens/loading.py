@@ -99,6 +99,10 @@ def check_model(model: nn.Module) -> None:
         raise ModelError(
             f"a lens needs a model in memory, a torch.nn.Module: got {type(model).__name__}; to load one, write {hint}"
         )
+    if next(model.parameters(), None) is None:
+        raise ModelError(
+            f"a model must have weights to be analysed: {type(model).__name__} has none; is it the right module?"
+        )
     _refuse_packed(getattr(model, "config", None))
     for path, parameter in model.named_parameters():
         if not parameter.is_floating_point():

@@ -236,8 +236,8 @@ def _family_inputs(random: Random, family: str, model: Any) -> odd.Inputs:
         n = next(v.shape[1] for name, v in inputs.items() if name in ("input_ids", "inputs_embeds"))
         if family != "distilbert":
             inputs["position_ids"] = torch.randint(2, 20, (rows, n), generator=_generator(random))
-    if random.random() < 0.1:
-        inputs["use_cache"] = True
+    if random.random() < 0.2 and family in ("gpt2", "llama", "gemma2", "t5", "marian"):
+        inputs["use_cache"] = random.random() < 0.5
     return inputs
 
 
@@ -269,7 +269,6 @@ def _family_reference(family: str, model: Any, inputs: odd.Inputs) -> list[Atten
     while hasattr(plain, "merge_and_unload"):
         plain = plain.merge_and_unload()
     given = dict(inputs)
-    given.pop("use_cache", None)
     mask = given.get("attention_mask")
     eager = model.config._attn_implementation == "eager"
     if isinstance(mask, Tensor) and mask.ndim == 4 and mask.dtype == torch.bool and not eager:

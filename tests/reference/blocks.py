@@ -115,15 +115,8 @@ def blocks(family: str, model: nn.Module, inputs: dict[str, Tensor]) -> list[Att
     watch = _Watch()
     watch.on(model)
     with torch.no_grad():
-        output = (
-            model(**inputs, output_attentions=True, use_cache=False)
-            if family in _CACHED
-            else model(**inputs, output_attentions=True)
-        )
+        output = model(**inputs, output_attentions=True)
     return list(_READERS[family](model, watch, output))
-
-
-_CACHED = ("gpt2", "llama", "llama_bias", "gemma2", "t5", "marian")
 
 
 def _bert(model: Any, watch: _Watch, output: Any) -> Iterator[Attention]:

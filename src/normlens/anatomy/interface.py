@@ -308,8 +308,13 @@ def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[
 
 
 def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing."""
+    """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing.
+
+    Where positions are given and no mask, the cache is left to the model: without one, transformers takes every jump of
+    the positions for another sequence packed into the row, and hides one from the other.
+    """
     arguments = dict(inputs)
-    if "use_cache" in inspect.signature(model.forward).parameters:
+    packed = inputs.get("position_ids") is not None and inputs.get("attention_mask") is None
+    if "use_cache" in inspect.signature(model.forward).parameters and not packed:
         arguments.setdefault("use_cache", False)
     return arguments
