@@ -11,7 +11,7 @@ from normlens.analysis import Analysis
 from normlens.cli.analyze import print_tables, write_files
 from normlens.cli.options import open_lens
 from normlens.files import writable_folder
-from normlens.measures import MAPS
+from normlens.measures import BLOCK_MAPS
 from normlens.plots import plot_maps, save_figure
 from normlens.text.tokens import readable
 
@@ -21,7 +21,7 @@ PAIR = "He bought a gallon of milk."
 
 def in_words(analysis: Analysis) -> str:
     """What a reader should see in the pictures, from the numbers of this run."""
-    mixed = {name: 100 * float(analysis.mixing_ratio(name).mean()) for name in MAPS}
+    mixed = {name: 100 * float(analysis.mixing_ratio(name).mean()) for name in BLOCK_MAPS}
     weight, whole = analysis["attn_w"].values.copy(), analysis["attnresln_n"].values
     share = 100 * whole / whole.sum(-1, keepdims=True)
     itself = np.arange(whole.shape[1])

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from normlens import Analysis, Lens
 from normlens.errors import AnatomyError, DecompositionError, InputError, ModelError, NormlensError
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
-from normlens.measures import MEASURES
+from normlens.measures import STANDARD
 from tests import tiny
 from tests.reference.blocks import blocks
 from tests.reference.compare import disagreements
@@ -482,7 +482,7 @@ def subset_case(name: str) -> tuple[Lens, dict[str, Tensor], list[Analysis]]:
 
 
 @pytest.mark.parametrize("case", SUBSET_CASES)
-@given(names=st.sets(st.sampled_from(sorted(MEASURES)), min_size=1))
+@given(names=st.sets(st.sampled_from(sorted(STANDARD)), min_size=1))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_subset_of_measures_has_the_same_numbers(case: str, names: set[str]) -> None:
     lens, inputs, whole = subset_case(case)

@@ -16,6 +16,7 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, WITH_RESIDUAL, no_self_part
 from normlens.provenance import references
+from normlens.rollout import rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,19 @@ class Analysis:
     def mixing_ratio(self, name: str = "attnresln_n") -> xr.DataArray:
         """The mixing ratio of a map (layer, query), for models with one kind of site."""
         return self._only.mixing_ratio(name)
+
+    def rollout(self, name: str = "attnresln_n") -> xr.DataArray:
+        """The product of a map through the layers (layer, query, key), for models with one kind of site.
+
+        `attnres_w` gives the rollout of attention weights (Abnar and Zuidema 2020: half residual), `enc_n` GlobEnc, `alti`
+        ALTI; any other map is rolled out the same way.
+
+        >>> import normlens
+        >>> rolled = normlens.load().analyze("The cat sat.", measures=["attnres_w"]).rollout("attnres_w")
+        >>> float(abs(rolled.sum("key") - 1).max()) < 1e-12
+        True
+        """
+        return self._only.rollout(name)
 
     @property
     def proof(self) -> xr.DataArray:
@@ -190,8 +204,10 @@ class SiteAnalysis:
         if name not in MEASURES:
             raise InputError(f"a measure must be one of {', '.join(MEASURES)}: got {name!r}")
         if name not in self.dataset:
+            further = self.kind == "decoder" and MEASURES[name].reach != "block"
+            where = "; where cross-attention follows in the layer, site('cross') has it" if further else ""
             raise InputError(
-                f"a measure must have been asked for: {name!r} was not; call analyze(measures=[…, {name!r}])"
+                f"a measure must have been asked for: {name!r} was not; call analyze(measures=[…, {name!r}]){where}"
             )
         return self.dataset[name]
 
@@ -202,6 +218,21 @@ class SiteAnalysis:
         if self.kind == "cross" and name not in WITH_RESIDUAL:
             raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
+
+    def rollout(self, name: str = "attnresln_n") -> xr.DataArray:
+        """The product of a map's row shares through the layers that were analysed, (layer, query, key): rows sum to 1.
+
+        Each sequence is rolled out by itself: in an encoder-decoder model the encoder's maps and the decoder's, each onto
+        its own tokens. Maps of cross-attention lead from one sequence to the other and have no product.
+        """
+        if self.kind == "cross":
+            raise InputError(
+                "rollout multiplies maps of a sequence onto itself: cross-attention leads from the target to the source; "
+                'roll out site("encoder") or site("decoder")'
+            )
+        if name not in MAPS:
+            raise InputError(f"rollout multiplies one of the maps {', '.join(MAPS)}: got {name!r}")
+        return rollout(self[name])
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
         """What the residual brings beside the source positions, (layer, query); cross-attention only."""

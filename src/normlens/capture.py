@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, Kind, Place, Site
+from normlens.anatomy.description import Anatomy, Gate, Kind, LayerEnd, Place, Site
 from normlens.anatomy.follow import AttentionProduct
 from normlens.anatomy.interface import AttentionCall, answering, autocast_dtype, run_arguments, without_autocast
 from normlens.anatomy.operations import tensors_in
@@ -25,11 +25,13 @@ from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import SiteWeights, WeightCache
 from normlens.decompose.attention import WHOLE_NUMBERS, Scratch, attend, attend_diagonal
 from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.block import LayerEnd as EndTensors
 from normlens.decompose.gates import factors, gated_pairs
 from normlens.decompose.grams import repeat_values
 from normlens.decompose.pairs import PairCollector, PairResults
 from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
+from normlens.further_proof import prove_end, prove_shares
 from normlens.inputs import fresh, rows_of
 from normlens.measures import SiteValues, measure
 from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values, prove_weights
@@ -174,8 +176,9 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
 class _Pending:
     """What has been seen of a site so far."""
 
-    def __init__(self, site: Site, weights: SiteWeights) -> None:
+    def __init__(self, site: Site, weights: SiteWeights, looks_past: bool) -> None:
         self.site = site
+        self.end = site.end if looks_past and isinstance(site.end, LayerEnd) else None
         self.weights = weights
         self.values: Tensor | None = None
         self.pairs: PairResults | None = None
@@ -184,7 +187,8 @@ class _Pending:
         self.gate: Tensor | None = None
         self.tensors: dict[Place, Tensor] = {}
         gates = (step.place for step in site.inner if isinstance(step, Gate))
-        perhaps = (place for place in (site.residual, site.normalized) if place is not None)
+        later = () if self.end is None else (self.end.total, self.end.normalized)
+        perhaps = (place for place in (site.residual, site.normalized, *later) if place is not None)
         self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *perhaps))
 
     @property
@@ -209,13 +213,14 @@ class _Pass:
     ) -> None:
         self._anatomy, self._request, self._positions = anatomy, request, positions
         self._rounding, self._take = rounding, take
-        self._pair_request = (request.pairs, replace(request.pairs, own=False))  # cross-attention has no own part
         self._scratch = Scratch()
         self._autocast = autocast_dtype(model) is not None
         self._in_full = partial(without_autocast, model)
         self._thread = threading.get_ident()
         self.pending = {
-            n: _Pending(site, prepared[id(site)]) for n, site in enumerate(anatomy.sites) if id(site) in prepared
+            n: _Pending(site, prepared[id(site)], request.looks_past(site))
+            for n, site in enumerate(anatomy.sites)
+            if id(site) in prepared
         }
         self._attentions = 0
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
@@ -308,7 +313,7 @@ class _Pass:
             pending.values = call.value.to(self._request.dtype)
             collector = self._collector(pending, call.query.shape[2])
             long = call.query.shape[:3].numel() * call.key.shape[2] > WHOLE_NUMBERS
-            found = attend_diagonal(inputs, self._scratch) if long and not self._request.pairs.maps else None
+            found = attend_diagonal(inputs, self._scratch) if long and not self._request.pairs_of(site).maps else None
             if found is None:
                 output = attend(inputs, collector.feed, self._scratch)
             else:
@@ -349,7 +354,7 @@ class _Pass:
             found = factors(heads, self._inner_steps(pending))
             factor, pending.gate = found.by_query_and_head.transpose(1, 2), found.gate
         if factor is not None and pending.gate is not None:
-            request, samples = self._pair_request[pending.site.kind == "cross"], self._samples(pending, alpha.shape[2])
+            request, samples = self._request.pairs_of(pending.site), self._samples(pending, alpha.shape[2])
             pending.pairs = gated_pairs(
                 alpha, factor, by_head, pending.weights.weight, pending.weights.steps, pending.gate, request, samples
             )
@@ -376,7 +381,7 @@ class _Pass:
             queries,
             pending.weights.weight,
             pending.weights.steps,
-            self._pair_request[pending.site.kind == "cross"],
+            self._request.pairs_of(pending.site),
             self._samples(pending, queries),
             factor,
             self._scratch,
@@ -415,8 +420,12 @@ class _Pass:
         subject = self._subject(site)
         error = prove_sums(block, query_mask, subject)
         prove_values(block, key_mask, subject)
-        found = measure(block, request.measures, request.mixing)
+        measures, mixing = request.of_site(site)
+        found = measure(block, measures, mixing)
         prove_parts(block, found.values, subject)
+        if tensors.end is not None:
+            error = torch.maximum(error, prove_end(tensors.end, query_mask, subject))
+        prove_shares(block, found.values, subject)
         words: tuple[SiteValues, ...] = ()
         if request.words is not None and self._positions.words is not None:
             words = tuple(
@@ -425,8 +434,8 @@ class _Pass:
                     row,
                     (query_mask[row], key_mask[row]),
                     groups,
-                    request.measures,
-                    request.mixing,
+                    measures,
+                    mixing,
                     request.words,
                 )
                 for row, groups in enumerate(self._positions.words[site.kind])
@@ -473,6 +482,13 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
         gate=pending.gate,
         output_check=weights.output_check,
         value_check=weights.value_check,
+        end=None
+        if pending.end is None
+        else EndTensors(
+            seen[pending.end.total],
+            weights.end_norm,
+            None if pending.end.normalized is None else seen[pending.end.normalized],
+        ),
     )
 
 

@@ -1,7 +1,11 @@
 """The table of measures: what each one is called, what it means, where it comes from, and how it is computed.
 
 A map has one number per (query, key) pair. `mixing_ratio` belongs to a map: the share of a position's output that
-comes from other positions, `‖context‖ / (‖context‖ + ‖self‖)`, with norms of *sums of vectors*.
+comes from other positions, `‖context‖ / (‖context‖ + ‖self‖)`, with norms of *sums of vectors*; for a map of shares
+(`alti`, `projection`), the shares of other positions beside the position's own.
+
+The nine measures of the papers of 2020 and 2021 are the *standard* ones, computed where none are named. The others cost
+more, or look past the attention block, and are computed where they are asked for by name.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ if TYPE_CHECKING:  # the table itself needs no torch: figures and tables read it
 
 PAPER_2020 = "kobayashi2020"
 PAPER_2021 = "kobayashi2021"
+ALTI = "ferrando2022"
+GLOBENC = "modarressi2022"
 
 #: How derived quantities are called in results and tables: `mixing_attn_n`, `residual_attn_n`, `proof`.
 MIXING = "mixing_"
@@ -38,9 +44,13 @@ KIND_TITLES: dict[Kind, str] = {
 }
 
 
+#: How far a measure looks: the attention block, or to the end of its layer.
+Reach = Literal["block", "end"]
+
+
 @dataclass(frozen=True)
 class Measure:
-    """One quantity: its axes, the papers' name for it, its equation and its source.
+    """One quantity: its axes, the papers' name for it, its equation and its source (empty: normlens' own).
 
     `weights` tells attention weights, which are shares, from norms; `says` is what a reader without the papers needs.
     In cross-attention the residual is none of the keys: where that changes the equation, `cross_equation` has it.
@@ -57,16 +67,27 @@ class Measure:
     weights: bool = False
     says: str = ""
     cross_equation: str | None = None
+    standard: bool = True  # computed where no measure is named
+    reach: Reach = "block"
 
     @property
     def is_map(self) -> bool:
-        """Whether the measure is one of the five layer maps, which have a mixing ratio."""
+        """Whether the measure is a map of a layer, which has a mixing ratio."""
         return self.axes == ("layer", "query", "key")
 
 
 def _kept(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "a measure computes from what it asked for"
     return tensor
+
+
+def _share(block: Block, name: str) -> tuple[Tensor, Tensor]:
+    """A map of shares and the residual's own share, worked out once."""
+    from normlens.decompose.parts import alti, projection
+
+    if name not in block.shares:
+        block.shares[name] = {"alti": alti, "projection": projection}[name](block)
+    return block.shares[name]
 
 
 def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
@@ -194,12 +215,53 @@ MEASURES: dict[str, Measure] = {
             says="the whole block: attention, residual and normalization",
             cross_equation="‖LN(Σ αf(x))‖",
         ),
+        Measure(
+            "alti",
+            _PAIR,
+            "ALTI",
+            "max(0, ‖y‖₁ - ‖y - part‖₁) / row sum",
+            ALTI,
+            lambda b: _share(b, "alti")[0],
+            PairRequest(alpha=True),
+            says="how much nearer each part brings the block's output, as a share",
+            standard=False,
+        ),
+        Measure(
+            "projection",
+            _PAIR,
+            "PROJECTION",
+            "part · y / ‖y‖²",
+            "",
+            lambda b: _share(b, "projection")[0],
+            PairRequest(alpha=True),
+            says="how far each part goes in the direction of the block's output, signed",
+            standard=False,
+        ),
+        Measure(
+            "enc_n",
+            _PAIR,
+            "N-ENC",
+            "‖LN₂(LN(Σ αf(x) + x))‖",
+            GLOBENC,
+            lambda b: b.part_norms("enc"),
+            _at("enc"),
+            "enc",
+            says="the whole layer, past the feed-forward block",
+            cross_equation="‖LN₂(LN(Σ αf(x)))‖",
+            standard=False,
+            reach="end",
+        ),
     )
 }
 
+STANDARD: tuple[str, ...] = tuple(name for name, measure in MEASURES.items() if measure.standard)
 MAPS: tuple[str, ...] = tuple(name for name, measure in MEASURES.items() if measure.is_map)
+#: The five maps of the attention block (2021).
+BLOCK_MAPS: tuple[str, ...] = tuple(name for name in MAPS if name in STANDARD)
+#: Maps of signed or positive shares that are no norms of vectors: their ratio is made of the shares themselves.
+SHARES: tuple[str, ...] = ("alti", "projection")
 #: Maps that hold the residual: in cross-attention it stands beside the parts.
-WITH_RESIDUAL: tuple[str, ...] = ("attnres_w", "attnres_n", "attnresln_n")
+WITH_RESIDUAL: tuple[str, ...] = tuple(name for name in MAPS if name not in ("attn_w", "attn_n"))
 HEAD_MAPS: tuple[str, ...] = tuple(name for name, measure in MEASURES.items() if measure.axes == _HEAD_PAIR)
 
 
@@ -217,18 +279,16 @@ def quantity_label(name: str) -> str:
 
 
 def chosen_measures(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The measures by these names, all of them where none are given; an unknown name is an error that lists them."""
-    return _known(names, tuple(MEASURES), "a measure")
+    """The measures by these names, the standard ones where none are given; an unknown name is an error that lists them."""
+    return STANDARD if names is None else _known(names, tuple(MEASURES), "a measure")
 
 
 def chosen_maps(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The maps by these names, for mixing ratios."""
-    return _known(names, MAPS, "a map with a mixing ratio")
+    """The maps by these names, for mixing ratios; the five of the attention block where none are given."""
+    return BLOCK_MAPS if names is None else _known(names, MAPS, "a map with a mixing ratio")
 
 
-def _known(names: Sequence[str] | None, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    if names is None:
-        return known
+def _known(names: Sequence[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [names]
     for name in names:
@@ -253,6 +313,8 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
     if stage is not None:
         context, own = block.mixing_norms(stage)
         return context / (context + own)
+    if name in SHARES:
+        return _share_of_others(block, *_share(block, name))
     whole = _kept(pairs.total_weight)
     if not self_attends:
         own = whole.new_zeros(whole.shape)
@@ -264,9 +326,26 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
     return (whole - own).clamp_min(0) / (whole + 1.0 if name == "attnres_w" else whole)
 
 
+def _share_of_others(
+    block: Block, shares: Float[Tensor, "batch query key"], residual: Float[Tensor, "batch query"]
+) -> Float[Tensor, "batch query"]:
+    """The shares of other positions beside the position's own (in cross-attention: the residual's); 0 where all are 0."""
+    t = block.tensors
+    if not t.self_attends:
+        own, others = residual, shares.sum(-1)
+    else:
+        same = t.same_word
+        own = shares.diagonal(dim1=-2, dim2=-1) if same is None else (shares * same).sum(-1)
+        others = shares.sum(-1) - own
+    whole = others.abs() + own.abs()
+    return others.abs() / whole.where(whole > 0, whole.new_ones(()))
+
+
 def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
     """What the residual brings in cross-attention, where it is none of the keys."""
     stage = MEASURES[name].stage
+    if name in SHARES:
+        return _share(block, name)[1]
     if stage is None:
         return block.tensors.projected.new_full(block.tensors.projected.shape[:2], 0.5)
     norms: Tensor = block.self_vectors(stage).norm(dim=-1)
@@ -295,11 +374,11 @@ def measure(block: Block, names: Sequence[str], mixing: Sequence[str]) -> SiteVa
 
 def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -> PairRequest:
     """All that the named measures and mixing ratios need of a site's pairs."""
-    each = [MEASURES[name].needs for name in names]
+    each = [MEASURES[name].needs for name in (*names, *(name for name in mixing if name in SHARES))]
     return PairRequest(
         alpha=by_word or any(need.alpha for need in each),
         weights=by_word or any(need.weights for need in each),
-        totals=any(MEASURES[name].stage is None for name in mixing),
+        totals=any(MEASURES[name].weights for name in mixing),
         own=bool(mixing) or by_word or any(need.own for need in each),
         f_norm=by_word or any(need.f_norm for need in each),
         stages=frozenset(stage for need in each for stage in need.stages),

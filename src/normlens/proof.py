@@ -59,15 +59,24 @@ def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: S
 
     Each stage after the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    gaps = block.gaps()  # stage (difference, whole) batch query
+    return proved_gaps(block.gaps(), [_STAGE_WORDS[stage] for stage in block.stages], query_mask, subject)
+
+
+def proved_gaps(
+    gaps: Float[Tensor, "place 2 batch query"],
+    words: Sequence[str],
+    query_mask: Bool[Tensor, "batch query"],
+    subject: Subject,
+) -> Float[Tensor, " batch"]:
+    """The largest relative error over places, from squared differences and sizes; too large is an error."""
     if not bool(query_mask.all()):
         gaps = gaps * query_mask.to(gaps.device)
     difference, whole = gaps.sum(-1, dtype=torch.float64).unbind(1)
     errors = (difference / whole.clamp_min(1e-300)).sqrt().cpu()
     if not float(errors.amax()) <= subject.tolerance:  # also true for NaN
-        for stage, error in zip(block.stages, errors, strict=True):
+        for what, error in zip(words, errors, strict=True):
             if not bool((error <= subject.tolerance).all()):
-                raise subject.fail(_STAGE_WORDS[stage], float(error.max()))
+                raise subject.fail(what, float(error.max()))
     return errors.amax(0)
 
 
@@ -110,7 +119,7 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     weights = pairs.sampled_weights.double()
     found: dict[str, Tensor] = {}  # the error of each pair
     if maps:
-        parts = explicit_parts(block, (weights.unsqueeze(1) @ heads).squeeze(1))
+        parts = explicit_parts(block, (weights.unsqueeze(1) @ heads).squeeze(1), pairs.samples)
         length = {stage: parts[stage].norm(dim=-1) for stage in set(maps.values())}
         explicit = torch.stack([length[stage] for stage in maps.values()])
         rows = torch.stack([values[name][batch, query] for name in maps])  # name pair key
@@ -173,11 +182,13 @@ def explicit_heads(
     return torch.bmm(values.transpose(0, 1), t.weight).transpose(0, 1).double()
 
 
-def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[Stage, Float[Tensor, "pair model"]]:
-    """What becomes of the sampled vectors on the way to each stage, step by step in float64."""
+def explicit_parts(
+    block: Block, parts: Float[Tensor, "pair model"], pairs: Int[Tensor, "pair 3"]
+) -> dict[Stage, Float[Tensor, "pair model"]]:
+    """What becomes of the vectors of pairs (batch, query, key) on the way to each stage, step by step in float64."""
     t = block.tensors
     found: dict[Stage, Tensor] = {"attn": parts}
-    batch, query, key = t.pairs.samples.to(parts.device).unbind(-1)
+    batch, query, key = pairs.to(parts.device).unbind(-1)
     if t.branch:
         y = t.projected[batch, query].double()
         for step in t.branch:
@@ -187,6 +198,9 @@ def explicit_parts(block: Block, parts: Float[Tensor, "pair model"]) -> dict[Sta
         parts = parts + t.residual[batch, query] * (query == key).unsqueeze(-1)
     found["res"] = parts
     found["ln"] = parts if t.norm is None else _explicit_step(t.norm, parts, t.total[batch, query].double())
+    found["enc"] = found["ln"]
+    if t.end is not None and t.end.norm is not None:
+        found["enc"] = _explicit_step(t.end.norm, found["ln"], t.end.total[batch, query].double())
     return found
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
-from normlens.anatomy.description import Anatomy, Site
+from normlens.anatomy.description import Anatomy, LayerEnd, Site
 from normlens.decompose.stages import PairRequest
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
@@ -28,6 +28,7 @@ class Request:
     words: WordMode | None
     dtype: torch.dtype
     pairs: PairRequest  # what these measures need of each site's pairs
+    at_block: PairRequest  # the same for sites whose layer goes on with another attention
     record: dict[str, Any]  # as it was asked for, for the provenance
 
     @classmethod
@@ -55,16 +56,25 @@ class Request:
         ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
         if words is not None and words not in get_args(WordMode):
             raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
+        if words == "vectors" and "alti" in (*names, *ratios):
+            raise InputError(
+                "alti compares each token's part with the output and does not add over vectors: words='vectors' was asked "
+                "for; ask for words='norms', which adds its shares, or leave alti out"
+            )
         if precision not in get_args(Precision):
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
         mixed = tuple(name for name in MAPS if name in ratios)
+        chosen = _chosen_sites(anatomy, layers, sites)
+        _check_reach(anatomy, chosen, (*names, *mixed))
+        here, ratios_here = (tuple(n for n in some if MEASURES[n].reach == "block") for some in (names, mixed))
         return cls(
             measures=names,
             mixing=mixed,
-            sites=_chosen_sites(anatomy, layers, sites),
+            sites=chosen,
             words=words,
             dtype=torch.float64 if precision == "float64" else torch.float32,
             pairs=needed(names, mixed, by_word=words is not None),
+            at_block=needed(here, ratios_here, by_word=words is not None),
             record={
                 "measures": list(names),
                 "mixing": list(mixed),
@@ -72,6 +82,43 @@ class Request:
                 "words": words,
                 "precision": precision,
             },
+        )
+
+    def of_site(self, site: Site) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The measures and the mixing ratios of one site: a layer that goes on with another attention has no others."""
+        if isinstance(site.end, LayerEnd):
+            return self.measures, self.mixing
+        return tuple(n for n in self.measures if MEASURES[n].reach == "block"), tuple(
+            n for n in self.mixing if MEASURES[n].reach == "block"
+        )
+
+    def pairs_of(self, site: Site) -> PairRequest:
+        """What is needed of one site's pairs; in cross-attention no key is the query's own."""
+        pairs = self.pairs if isinstance(site.end, LayerEnd) else self.at_block
+        return replace(pairs, own=False) if site.kind == "cross" else pairs
+
+    def looks_past(self, site: Site) -> bool:
+        """Whether something is asked of the site that lies after its attention block."""
+        measures, mixing = self.of_site(site)
+        return any(MEASURES[name].reach != "block" for name in (*measures, *mixing))
+
+
+def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:
+    """Refuse a measure that looks past the attention block where what follows could not be read.
+
+    In a decoder with cross-attention the layer goes on from the `cross` site: its own attention has no such measure.
+    """
+    further = [name for name in names if MEASURES[name].reach != "block"]
+    if not further:
+        return
+    crossed = {site.layer for site in anatomy.of("cross")}
+    for site in sites:
+        if isinstance(site.end, str) and not (site.kind == "decoder" and site.layer in crossed):
+            raise InputError(f"{further[0]} looks past the attention block: {site.end}; ask for other measures")
+    if all(isinstance(site.end, str) for site in sites):
+        raise InputError(
+            f"{further[0]} belongs to the last attention of a layer: in {anatomy.family!r} that is cross-attention; "
+            "ask for the cross sites"
         )
 
 

@@ -96,6 +96,9 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, sam
         x=tensors.x[row : row + 1, keys],
         gate=by_query(tensors.gate),
         same_word=same_word.to(queries.device) if tensors.self_attends else None,
+        end=None
+        if tensors.end is None
+        else replace(tensors.end, total=by_query(tensors.end.total), normalized=by_query(tensors.end.normalized)),
     )
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES
+from normlens.measures import BLOCK_MAPS, MEASURES
 from normlens.plots import plot_map, plot_maps
 from normlens.plots.colours import round_up
 from normlens.plots.sheet import provenance_of
@@ -148,9 +148,9 @@ def test_the_five_maps_stand_in_the_papers_order() -> None:
     panels = [ax for ax in figure.axes if ax.images]
     for place, ax in enumerate(panels):
         layer, measure = divmod(place, 5)
-        np.testing.assert_array_equal(image(ax), data[MAPS[measure]].values[layer])
-    headings = [word for word in texts(figure) if word in {MEASURES[name].title for name in MAPS}]
-    assert headings == [MEASURES[name].title for name in MAPS]
+        np.testing.assert_array_equal(image(ax), data[BLOCK_MAPS[measure]].values[layer])
+    headings = [word for word in texts(figure) if word in {MEASURES[name].title for name in BLOCK_MAPS}]
+    assert headings == [MEASURES[name].title for name in BLOCK_MAPS]
     assert [word for word in texts(figure) if word.startswith("layer")] == ["layer 1", "layer 2", "layer 3"]
 
 

@@ -153,6 +153,18 @@ class ValueMap:
 
 
 @dataclass(frozen=True)
+class LayerEnd:
+    """How a layer ends after its attention block: the last residual sum, and the normalization that follows it.
+
+    Where the feed-forward block stands beside attention the layer ends with the attention block's own sum.
+    """
+
+    total: Place
+    norm: Normalization | None
+    normalized: Place | None
+
+
+@dataclass(frozen=True)
 class Site:
     """One attention block in one layer, and how its output joins the residual stream."""
 
@@ -179,6 +191,7 @@ class Site:
     value_map: ValueMap | None  # None where the values are no affine function of x
     gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
     followed: bool = False  # attention in the family's own code, met by following the data
+    end: LayerEnd | str = "it was not read"  # where the layer ends; a sentence where that could not be read
 
     @property
     def placement(self) -> Placement:

@@ -50,14 +50,14 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             if any(call.start <= index < call.end for call, _ in norms):
                 continue
             operation = trace.operations[index]
-            step = _step(graph, operation, value, width)
-            other = _other(operation, value)
+            step = constant_step(graph, operation, value, width)
+            other = other_operand(operation, value)
             if operation.name in LAYOUT and operation.operands[0] == Value(value):
-                if _alike(graph, operation.outputs[0], value):
+                if alike(graph, operation.outputs[0], value):
                     ways.append((operation.outputs[0], steps, others))
             elif step is not None:
                 ways.append((operation.outputs[0], (*steps, step), others))
-            elif operation.name in ADD and isinstance(other, Value) and _alike(graph, other.number, value):
+            elif operation.name in ADD and isinstance(other, Value) and alike(graph, other.number, value):
                 found = _residual(graph, other.number, upstream, width)
                 if found is not None:
                     total, beside = _with_later_branches(graph, operation.outputs[0])
@@ -80,8 +80,8 @@ def _with_later_branches(graph: Graph, total: int) -> tuple[int, tuple[int, ...]
     beside: list[int] = []
     while len(trace.consumers[total]) == 1:
         operation = trace.operations[trace.consumers[total][0]]
-        other = _other(operation, total)
-        if operation.name not in ADD or not isinstance(other, Value) or not _alike(graph, other.number, total):
+        other = other_operand(operation, total)
+        if operation.name not in ADD or not isinstance(other, Value) or not alike(graph, other.number, total):
             break
         if total in trace.ancestors(other.number):
             break
@@ -97,10 +97,10 @@ def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple
         if value not in graph.trace.producer:
             return None
         operation = graph.trace.operations[graph.trace.producer[value]]
-        tensors = [number for number in operation.inputs if _alike(graph, number, value)]
+        tensors = [number for number in operation.inputs if alike(graph, number, value)]
         if len(tensors) != 1 or operation.outputs[0] != value:
             return None
-        step = _step(graph, operation, tensors[0], width)
+        step = constant_step(graph, operation, tensors[0], width)
         if step is not None:
             steps.append(step)
         elif operation.name not in LAYOUT:
@@ -109,11 +109,11 @@ def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple
     return value, tuple(reversed(steps))
 
 
-def _step(graph: Graph, operation: Operation, value: int, width: int) -> Step | None:
+def constant_step(graph: Graph, operation: Operation, value: int, width: int) -> Step | None:
     """The operation as a step on the branch: a constant that multiplies or divides, or a bias that is added."""
     if operation.name not in ADD | MULTIPLY | DIVIDE or Value(value) not in operation.operands[:2]:
         return None
-    constant = graph.constant(_other(operation, value), width)
+    constant = graph.constant(other_operand(operation, value), width)
     if constant is None:
         return None
     if operation.name in MULTIPLY:
@@ -123,14 +123,16 @@ def _step(graph: Graph, operation: Operation, value: int, width: int) -> Step | 
     return Shift(constant) if isinstance(constant, Tensor) else None
 
 
-def _other(operation: Operation, value: int) -> object:
+def other_operand(operation: Operation, value: int) -> object:
+    """The other one of an operation's first two operands."""
     if len(operation.operands) < 2:
         return None
     left, right = operation.operands[:2]
     return right if left == Value(value) else left
 
 
-def _alike(graph: Graph, one: int, other: int) -> bool:
+def alike(graph: Graph, one: int, other: int) -> bool:
+    """Whether two values have as many numbers."""
     return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
 
 
@@ -158,7 +160,7 @@ def _refuse_late_norm(graph: Graph, total: int, width: int, summed: int) -> None
     trace = graph.trace
     while len(trace.consumers[total]) == 1:
         operation = trace.operations[trace.consumers[total][0]]
-        if operation.name not in LAYOUT and _step(graph, operation, total, width) is None:
+        if operation.name not in LAYOUT and constant_step(graph, operation, total, width) is None:
             return
         total = operation.outputs[0]
         for call, _ in norm_taking(graph, total, (width,)):

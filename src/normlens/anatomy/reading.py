@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlens.anatomy.declarations import Declaration
-from normlens.anatomy.description import Anatomy, Gate, Kind, Site
+from normlens.anatomy.description import Anatomy, Gate, Kind, LayerEnd, Place, Site
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
+from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
@@ -92,4 +93,20 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         value_map=value_map,
         gated=any(isinstance(step, Gate) and step.by_coordinate for step in projection.steps),
         followed=event.followed,
+        end=_end(graph, joined, total, joined.total if norm is None else norm[0].outputs[0][1]),
     )
+
+
+def _end(graph: Graph, joined: Joined, total: Place, stream: int) -> LayerEnd | str:
+    """Where the layer ends; a sentence where that cannot be read, since only some measures look so far."""
+    if joined.others:  # the feed-forward block stands beside attention
+        return LayerEnd(total, None, None)
+    try:
+        ended = follow_to_end(graph, stream)
+        return LayerEnd(
+            graph.visible(ended.total, "the last residual sum"),
+            None if ended.norm is None else ended.norm[1],
+            None if ended.norm is None else graph.visible(ended.norm[0].outputs[0][1], "the normalized sum"),
+        )
+    except AnatomyError as error:
+        return str(error)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from normlens.anatomy.description import Gate, Site, ValueMap
+from normlens.anatomy.description import Gate, LayerEnd, Site, ValueMap
 from normlens.anatomy.interface import all_modules
 from normlens.decompose.block import RandomCheck, stage_steps
 from normlens.decompose.gates import fixed_factor
@@ -122,11 +122,12 @@ class SiteWeights:
     residual: tuple[Step, ...]  # between the residual and the sum
     output_check: RandomCheck
     value_check: RandomCheck | None
+    end_norm: Normalization | None  # at the end of the layer
 
     @cached_property
     def steps(self) -> dict[Stage, tuple[Step, ...]]:
         """The steps from the attention output to each stage."""
-        return stage_steps(self.branch, self.norm)
+        return stage_steps(self.branch, self.norm, self.end_norm)
 
     @classmethod
     def of(cls, site: Site, dtype: torch.dtype) -> SiteWeights:
@@ -144,7 +145,13 @@ class SiteWeights:
             tuple(step.to(dtype) for step in site.residual_steps),
             RandomCheck.of(weight.flatten(0, 1), bias),
             None if site.value_map is None else _value_check(site.value_map, dtype),
+            None if (end_norm := end_norm_of(site)) is None else end_norm.to(dtype),
         )
+
+
+def end_norm_of(site: Site) -> Normalization | None:
+    """The normalization at the end of the site's layer, where there is one that was read."""
+    return site.end.norm if isinstance(site.end, LayerEnd) else None
 
 
 def head_weights(site: Site, dtype: torch.dtype) -> Tensor:
@@ -176,6 +183,7 @@ class WeightCache:
     def prepare(self, site: Site, dtype: torch.dtype) -> SiteWeights:
         """The site's weights, from the cache where it has them."""
         steps = (*site.inner, "branch", *site.branch, "residual", *site.residual_steps, "norm", site.norm)
+        steps = (*steps, "end", end_norm_of(site))
         key = (dtype, site.heads, id(site.projection.module), *map(_step_key, steps))
         if key not in self._kept:
             self._kept[key] = SiteWeights.of(site, dtype)

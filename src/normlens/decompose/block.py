@@ -61,9 +61,28 @@ class RandomCheck:
         return (left @ self.before.T + self.shift - along).square().sum(-1), along.square().sum(-1)
 
 
-def stage_steps(branch: tuple[Step, ...], norm: Normalization | None) -> dict[Stage, tuple[Step, ...]]:
-    """The steps from the attention output to each stage."""
-    return {"attn": (), "res": branch, "ln": branch if norm is None else (*branch, norm)}
+def stage_steps(
+    branch: tuple[Step, ...], norm: Normalization | None, end_norm: Normalization | None = None
+) -> dict[Stage, tuple[Step, ...]]:
+    """The steps from the attention output to each stage; `end_norm` stands at the end of the layer."""
+    steps: tuple[Step, ...] = branch if norm is None else (*branch, norm)
+    return {"attn": (), "res": branch, "ln": steps, "enc": steps if end_norm is None else (*steps, end_norm)}
+
+
+@dataclass(frozen=True)
+class LayerEnd:
+    """How the layer ends after the attention block: the last residual sum, and the normalization that follows it."""
+
+    total: Float[Tensor, "batch query model"]
+    norm: Normalization | None
+    normalized: Float[Tensor, "batch query model"] | None
+
+    def gaps(self) -> list[Float[Tensor, "2 batch query"]]:
+        """Between the normalization of the model's sum and the model's result, where there is one."""
+        if self.norm is None:
+            return []
+        assert self.normalized is not None, "what a normalization gave is captured with it"
+        return [gap(applied(self.norm, self.total), self.normalized)]
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,8 @@ class BlockTensors:
     same_word: Bool[Tensor, "query key"] | None = None
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gates`.
     gate: Float[Tensor, "batch query head width"] | None = None
+    #: What follows the block in its layer, where a measure looks that far.
+    end: LayerEnd | None = None
 
 
 class Block:
@@ -98,8 +119,10 @@ class Block:
 
     def __init__(self, tensors: BlockTensors) -> None:
         self.tensors = tensors
-        self.steps = stage_steps(tensors.branch, tensors.norm)
+        self.steps = stage_steps(tensors.branch, tensors.norm, None if tensors.end is None else tensors.end.norm)
         self._mixing: dict[Stage, tuple[Tensor, Tensor]] = {}
+        #: Maps of shares with the residual's own (`decompose.parts`): measure, ratio and residual ask for the same.
+        self.shares: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -125,10 +148,15 @@ class Block:
         """What normalizations on the way to each stage multiply a query's parts by; None where there are none."""
         t = self.tensors
         branch = scale_through(t.branch, t.projected)
-        if t.norm is None:
-            return {"attn": None, "res": branch, "ln": branch}
-        inverse = inverse_scale(t.norm, t.total)
-        return {"attn": None, "res": branch, "ln": inverse if branch is None else branch * inverse}
+        found: dict[Stage, Tensor | None] = {"attn": None, "res": branch, "ln": branch}
+        if t.norm is not None:
+            inverse = inverse_scale(t.norm, t.total)
+            found["ln"] = inverse if branch is None else branch * inverse
+        found["enc"] = found["ln"]
+        if t.end is not None and t.end.norm is not None:
+            inverse = inverse_scale(t.end.norm, t.end.total)
+            found["enc"] = inverse if found["ln"] is None else found["ln"] * inverse
+        return found
 
     def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query model"]:
         """What becomes at a stage of vectors of the attention output, one per query."""
@@ -141,9 +169,21 @@ class Block:
         t = self.tensors
         if stage == "attn":
             return None
-        if stage == "res" or t.norm is None:
-            return t.residual
-        return linear((t.norm,), t.residual) * inverse_scale(t.norm, t.total)
+        residual = t.residual
+        if stage != "res" and t.norm is not None:
+            residual = linear((t.norm,), residual) * inverse_scale(t.norm, t.total)
+        if stage == "enc" and t.end is not None and t.end.norm is not None:
+            residual = linear((t.end.norm,), residual) * inverse_scale(t.end.norm, t.end.total)
+        return residual
+
+    @property
+    def output(self) -> Float[Tensor, "batch query model"]:
+        """What the attention block gave, as the model computed it; a branch beside attention is not part of it."""
+        t = self.tensors
+        if t.norm is not None:
+            assert t.normalized is not None, "what a normalization gave is captured with it"
+            return t.normalized
+        return t.total if t.others is None else t.total - t.others
 
     # ---- what a position gives itself, and what all others give it: O(n d) memory --------------------------------
 
@@ -173,8 +213,10 @@ class Block:
 
     def mixing_norms(self, stage: Stage) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
         """`‖context‖` and `‖self‖` at a stage."""
+        if stage == "enc" and (self.tensors.end is None or self.tensors.end.norm is None):
+            stage = "ln"
         stage = "res" if stage == "ln" and self.tensors.norm is None else stage
-        if self._compiled is not None:
+        if self._compiled is not None and stage in self._compiled.mixing:
             return self._compiled.mixing[stage]
         if stage not in self._mixing:  # maps ask for their diagonal, ratios for both
             self._mixing[stage] = self.context_vectors(stage).norm(dim=-1), self.self_vectors(stage).norm(dim=-1)
@@ -183,7 +225,8 @@ class Block:
     def part_norms(self, stage: Stage) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a stage."""
         t = self.tensors
-        scale = self.scales[stage] if self._compiled is None or t.branch else self._compiled.scales.get(stage)
+        known = self._compiled is not None and not t.branch and stage != "enc"
+        scale = self._compiled.scales.get(stage) if known and self._compiled is not None else self.scales[stage]
         # Several stages may share these norms, so they are changed in a copy.
         norms = t.pairs.norms[stage].clone() if scale is None else t.pairs.norms[stage] * scale.abs()
         if t.self_attends and stage != "attn":
@@ -212,10 +255,10 @@ class Block:
         for step in t.branch:
             arriving = applied(step, arriving)
         summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
-        found = [self._attention_gap(), _gap(summed, t.total)]
+        found = [self._attention_gap(), gap(summed, t.total)]
         if t.norm is not None:
             assert t.normalized is not None, "what a normalization gave is captured with it"
-            found.append(_gap(applied(t.norm, t.total), t.normalized))
+            found.append(gap(applied(t.norm, t.total), t.normalized))
         return torch.stack(found)
 
     @property
@@ -235,7 +278,7 @@ class Block:
         if self._along_directions and t.output_check is not None:
             return torch.stack([t.output_check.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
         summed = mixed @ t.weight.flatten(0, 1)
-        return _gap(summed if t.bias is None else summed + t.bias, t.projected)
+        return gap(summed if t.bias is None else summed + t.bias, t.projected)
 
     # ---- all of it in one compiled loop --------------------------------------------------------------------------
 
@@ -294,5 +337,6 @@ class _PerQuery:
     scales: Mapping[Stage, Float[Tensor, "batch query 1"]]
 
 
-def _gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
+def gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
+    """Squared difference and squared size, for each query."""
     return torch.stack([(rebuilt - observed).square().sum(-1), observed.square().sum(-1)])

@@ -19,7 +19,7 @@ from torch import Tensor
 from normlens.decompose import process
 from normlens.decompose.attention import Scratch
 from normlens.decompose.grams import Grams, f_norms, repeat_values
-from normlens.decompose.stages import STAGES, PairRequest, Stage
+from normlens.decompose.stages import ALL_STAGES, PairRequest, Stage
 from normlens.decompose.steps import Step
 
 
@@ -69,7 +69,7 @@ class PairCollector:
         self._diagonal = values.new_zeros(batch, heads, queries) if request.own else None  # a_hii
         self._on_self = values.new_zeros(batch, queries) if request.own else None
         # Stages with the same steps share their Gram matrices and norms.
-        self._stages = [stage for stage in STAGES if stage in request.stages]
+        self._stages = [stage for stage in ALL_STAGES if stage in request.stages]
         self._distinct = list(dict.fromkeys(steps[stage] for stage in self._stages))
         self._steps = steps
         self._norms = values.new_zeros(len(self._distinct), batch, queries, keys)

@@ -1,13 +1,16 @@
-"""The three stages of an attention block at which one can look, and what can be asked for there. Needs no torch."""
+"""The stages of an attention block at which one can look, and what can be asked for there. Needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: The attention output, the residual sum, the normalized sum.
-Stage = Literal["attn", "res", "ln"]
+#: The attention output, the residual sum, the normalized sum; and the normalization at the end of the layer, for what
+#: goes there past the feed-forward block.
+Stage = Literal["attn", "res", "ln", "enc"]
+#: The stages of the attention block itself.
 STAGES: tuple[Stage, ...] = ("attn", "res", "ln")
+ALL_STAGES: tuple[Stage, ...] = (*STAGES, "enc")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from normlens.experiments import kobayashi2021
 from normlens.experiments.encoder_study import MASKED, PAIR_CATEGORIES, EncoderStudy, facts, present, shares, whole
 from normlens.experiments.outcome import Number, Outcome, Picture, Table
 from normlens.experiments.published import PublishedNumbers
-from normlens.measures import MAPS, MEASURES, MIXING
+from normlens.measures import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
 
@@ -48,7 +48,7 @@ def measure(study: EncoderStudy) -> Column:
     return Column(
         str(record["model"]["name"]),
         record,
-        {measure: 100 * whole(masked, MIXING + measure, "all", "mean") for measure in MAPS},
+        {measure: 100 * whole(masked, MIXING + measure, "all", "mean") for measure in BLOCK_MAPS},
         tuple(rates.value(row, variant) for row in rates.rows if row.startswith("layer ")),
         taken,
         PublishedNumbers.matching(kobayashi2021.NAME, study, record),
@@ -112,7 +112,7 @@ def _table(columns: Sequence[Column]) -> Table:
         ]
     titles = {
         "layers": "layers",
-        **{name: f"{MEASURES[name].title}, %" for name in MAPS},
+        **{name: f"{MEASURES[name].title}, %" for name in BLOCK_MAPS},
         "expansion": "expansion rate",
     }
     for category in _SHARES:
@@ -136,7 +136,7 @@ def _picture(columns: Sequence[Column], line: str) -> Picture:
     def rates(column: Column) -> np.ndarray:
         return np.array([*column.rates, *[np.nan] * (deepest - len(column.rates))])
 
-    methods = tuple(MEASURES[name].title.replace("ATTN", "") or "·" for name in MAPS)
+    methods = tuple(MEASURES[name].title.replace("ATTN", "") or "·" for name in BLOCK_MAPS)
     names = {"weight": "{}\nα", "contribution": "{}\n‖αf‖", "": ""}
     marks = {"sep": "SEP", "cls": "CLS", "comma_period": ", ."}
     # A place without a value stands between two categories, so that no line joins them.

@@ -23,7 +23,7 @@ from normlens.experiments.encoder_study import (
 )
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
 from normlens.experiments.published import PublishedNumbers, published_text
-from normlens.measures import MAPS, MEASURES, MIXING
+from normlens.measures import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots import plot_maps
 from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.points import Cloud, plot_points
@@ -85,7 +85,7 @@ def mixing(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Mean, largest and smallest mixing ratio of each method over all tokens and layers, in per cent."""
     numbers = [
         Number(name, s, 100 * whole(done, MIXING + name, "all", s), 1, published("mixing", name, s))
-        for name in MAPS
+        for name in BLOCK_MAPS
         for s in ("mean", "max", "min")
     ]
     return Table(
@@ -93,7 +93,7 @@ def mixing(done: CorpusResult, published: PublishedNumbers) -> Table:
         "Mixing ratio, %",
         "mixing-ratio table",
         tuple(numbers),
-        {name: MEASURES[name].title for name in MAPS},
+        {name: MEASURES[name].title for name in BLOCK_MAPS},
         {"mean": "mean", "max": "max", "min": "min"},
         f"Over all tokens and layers; {MASKED:.0%} of the tokens are masked. 100: everything comes from other "
         "positions, 0: nothing does.",
@@ -120,7 +120,7 @@ def by_layer(done: CorpusResult, published: PublishedNumbers) -> Table:
 def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 3: Spearman's rho of a token's frequency rank and its mixing ratio, averaged over layers."""
     numbers = []
-    for name in MAPS:
+    for name in BLOCK_MAPS:
         for category in ("all", "normal"):
             rho, bound, _ = rho_of(done, MIXING + name, RANK["code"], category)
             numbers.append(Number(name, category, rho, 2, published("rho_rank", name, category), bound))
@@ -129,7 +129,7 @@ def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
         "Rank correlation of frequency rank and mixing ratio",
         "Table 3",
         tuple(numbers),
-        {name: MEASURES[name].title for name in MAPS},
+        {name: MEASURES[name].title for name in BLOCK_MAPS},
         {"all": "all tokens", "normal": "without [CLS] and [SEP]"},
         "Nothing is masked here. A negative ρ means that frequent tokens mix more.",
     )
@@ -175,8 +175,8 @@ def _kinds(done: CorpusResult) -> tuple[str, ...]:
 
 def _maps(study: EncoderStudy, line: str) -> Picture:
     text = EXAMPLE.format(mask=study.lens.tokenizer.mask_token)
-    analysis = study.lens.analyze(text, measures=list(MAPS))
-    figure = plot_maps(analysis.sites["encoder"], list(MAPS), provenance=line.split(" · ")[0] + " · one sentence")
+    analysis = study.lens.analyze(text, measures=list(BLOCK_MAPS))
+    figure = plot_maps(analysis.sites["encoder"], list(BLOCK_MAPS), provenance=line.split(" · ")[0] + " · one sentence")
     caption = (
         f"“{text}” The diagonal is what a token keeps of itself: without residual connection and normalization (left) "
         "it looks small, with them (right) it dominates."
@@ -196,7 +196,7 @@ def _curves(done: CorpusResult, line: str) -> Picture:
 
 
 def _all_curves(done: CorpusResult, line: str) -> Picture:
-    panels = [Curves(MEASURES[name].title, "mixing ratio", _curve_set(done, name)) for name in MAPS]
+    panels = [Curves(MEASURES[name].title, "mixing ratio", _curve_set(done, name)) for name in BLOCK_MAPS]
     figure = plot_series(panels, _places(done), "layer", shared=True, provenance=line)
     caption = "The same for all five methods, on one scale."
     return Picture("figure-03-methods", "Mixing ratio by layer, all methods", "Figure 3, extended", caption, figure)
@@ -208,7 +208,7 @@ def _ranks(study: EncoderStudy, done: CorpusResult, line: str) -> Picture:
     normal = ~points["category"].isin(["cls", "sep", "mask", "special"]).to_numpy()
     rank = points[covariate].to_numpy()
     clouds = []
-    for number, name in enumerate(MAPS):
+    for number, name in enumerate(BLOCK_MAPS):
         ratio = points[MIXING + name].to_numpy()
         both = [f"{rho_of(done, MIXING + name, covariate, c)[0]:+.2f}".replace("-", "−") for c in ("all", "normal")]
         note = f"ρ = {both[0]} (without special tokens {both[1]})"
@@ -271,7 +271,7 @@ def _mean(table: Table, name: str) -> float:
 
 
 def _lowest(table: Table) -> Finding:
-    means = {name: _mean(table, name) for name in MAPS}
+    means = {name: _mean(table, name) for name in BLOCK_MAPS}
     lowest = min(means, key=lambda name: means[name])
     return Finding(
         "lowest",

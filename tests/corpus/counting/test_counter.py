@@ -25,7 +25,7 @@ from normlens.corpus.running.result import CorpusResult
 from normlens.corpus.running.run import open_reader
 from normlens.corpus.running.tables import tables_of
 from normlens.lens import Lens
-from normlens.measures import MAPS
+from normlens.measures import BLOCK_MAPS
 
 from ...reference.corpus_statistics import slow_values
 from ..conftest import RANKS, TABLES, WORDS, paragraphs, same, tiny_tokenizer
@@ -35,7 +35,7 @@ def test_numbers_agree_with_slow_loops(lens, reference: CorpusResult) -> None:
     reader = open_reader(lens, Corpus((reference.folder.parent / "corpus.txt",), pairs=True))
     items, categories = list(reader.sequences()), reader.categories
     assert len(items) == 20 == reference.manifest["counts"]["sequences"]
-    slow = slow_values(lens, items, MAPS)
+    slow = slow_values(lens, items, BLOCK_MAPS)
     keys = ["quantity", "layer", "head", "category", "over"]
     table = reference.statistics.pivot(index=keys, columns="statistic", values="value").sort_index()
     checks = {"count": len, "mean": np.mean, "sd": np.std, "min": np.min, "max": np.max, "variance": np.var}

@@ -11,13 +11,13 @@ from jaxtyping import Float
 
 from normlens.corpus.accumulators.histogram import CONTRIBUTION_BINS, NORM_BINS, WEIGHT_BINS, Binning
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
+from normlens.measures import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
 from normlens.request import Precision
 
 #: The quantities of the 2020 paper; the five mixing ratios are those of the 2021 paper.
 PAPER_MEASURES = ("alpha", "f_norm", "af_norm", "x_norm")
 
-_SHARES = ("alpha", "attn_w", "attnres_w")
+_SHARES = ("alpha", "attn_w", "attnres_w", "alti")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Plan:
 
     categories: tuple[str, ...]
     measures: tuple[str, ...] = PAPER_MEASURES
-    mixing: tuple[str, ...] = MAPS
+    mixing: tuple[str, ...] = BLOCK_MAPS
     histograms: tuple[str, ...] = ()  # quantities with a histogram
     correlate: tuple[tuple[str, str], ...] = ()  # pairs of quantities, over all (query, key) pairs
     relative: tuple[str, ...] = ()  # maps with means by relative position

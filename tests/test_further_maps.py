@@ -1,0 +1,179 @@
+"""Maps beyond the norms of the attention block against loops over explicit vectors, and the laws that they obey."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normlens import Analysis, Lens
+from normlens.errors import InputError
+from normlens.measures import MEASURES, STANDARD
+from normlens.rollout import rollout, row_shares
+from tests import tiny
+from tests.reference import layers as slow
+from tests.reference.blocks import Attention, blocks
+from tests.reference.measures import Parts, parts_of
+from tests.test_reference import assert_close, real
+
+FURTHER = tuple(name for name in MEASURES if name not in STANDARD)
+
+
+@cache
+def case(family: str) -> tuple[dict[str, torch.Tensor], list[Analysis], list[tuple[Attention, slow.Layer | None]]]:
+    model, inputs = tiny.make(family, torch.float64), tiny.batch(family, lengths=(7, 5), targets=(6, 4))
+    found = Lens(model).analyze_inputs(inputs, measures=[*FURTHER, "attnresln_n"], precision="float64")
+    rest = {(layer.kind, layer.layer): layer for layer in slow.layers(family, model, inputs)}
+    return inputs, found, [(b, rest.get((b.kind, b.layer))) for b in blocks(family, model, inputs)]
+
+
+def rows(family: str) -> list[tuple[str, Analysis, Attention, slow.Layer | None, Parts, slow.Further]]:
+    inputs, analyses, found = case(family)
+    out = []
+    for block, layer in found:
+        for row, analysis in enumerate(analyses):
+            queries, keys = real(inputs, block, row)
+            parts = parts_of(block, row, queries, keys)
+            where = f"{family} {block.kind} layer {block.layer} row {row}"
+            out.append((where, analysis, block, layer, parts, slow.further(block, layer, parts, row, queries)))
+    return out
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_further_maps_against_the_reference(family: str) -> None:
+    # Gemma and T5 normalize in float32 whatever the model's dtype.
+    tolerance = 1e-5 if family in ("gemma2", "t5", "llama", "llama_bias") else 1e-9
+    for where, analysis, block, layer, parts, further in rows(family):
+        site, cross = analysis.site(block.kind), block.kind == "cross"
+        shares, beside = slow.alti(parts, further.output)
+        assert_close(site["alti"].sel(layer=block.layer).values, shares, tolerance, f"{where}: alti")
+        expected = slow.projection(parts, further.output)
+        assert_close(site["projection"].sel(layer=block.layer).values, expected, tolerance, f"{where}: projection")
+        if cross:
+            found = site.residual_norm("alti").sel(layer=block.layer).values
+            assert_close(found, beside, tolerance, f"{where}: residual of alti")
+        own = beside if cross else shares.diagonal()
+        ratio = (shares.sum(1) - (0 if cross else own)) / (shares.sum(1) + (own if cross else 0))
+        assert_close(site.mixing_ratio("alti").sel(layer=block.layer).values, ratio, tolerance, f"{where}: alti ratio")
+        if layer is None:
+            assert "enc_n" not in site.dataset
+            with pytest.raises(InputError, match="site\\('cross'\\) has it"):
+                site["enc_n"]
+            continue
+        for name in [name for name in further.parts if name in MEASURES]:
+            expected = np.linalg.norm(further.parts[name], axis=-1)
+            assert_close(site[name].sel(layer=block.layer).values, expected, tolerance, f"{where}: {name}")
+            ratio = slow.ratios(further.parts[name], further.residual[name], cross)
+            found = site.mixing_ratio(name).sel(layer=block.layer).values
+            assert_close(found, ratio, tolerance, f"{where}: mixing ratio of {name}")
+            if cross:
+                expected = np.linalg.norm(further.residual[name], axis=-1)
+                found = site.residual_norm(name).sel(layer=block.layer).values
+                assert_close(found, expected, tolerance, f"{where}: residual of {name}")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_laws_of_shares(family: str) -> None:
+    _, analyses, _ = case(family)
+    for analysis in analyses:
+        for kind in analysis.sites:
+            site = analysis.site(kind)
+            beside = site.residual_norm("alti") if kind == "cross" else 0
+            np.testing.assert_allclose(site["alti"].sum("key") + beside, 1, atol=1e-9)
+            assert bool((site["alti"] >= 0).all())
+            unseen = site["attnresln_n"] == 0
+            for name in ("alti", "projection"):
+                assert not bool(site[name].where(unseen, 0).any()), f"{name} of a key without weight"
+
+
+def test_default_measures_are_the_nine() -> None:
+    found = Lens(tiny.make("bert")).analyze_inputs(tiny.batch("bert"))[0]
+    assert found.measures == STANDARD
+    assert STANDARD == (
+        "alpha", "f_norm", "af_norm", "x_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n",
+    )  # fmt: skip
+
+
+def test_pre_norm_layers_end_as_their_attention_block_does() -> None:
+    for family in ("gpt2", "llama", "gemma2"):
+        for analysis in case(family)[1]:
+            np.testing.assert_allclose(analysis["enc_n"], analysis["attnresln_n"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["norms", "vectors"])
+def test_words_add_columns_and_average_rows(how: str) -> None:
+    lens = Lens(tiny.make("bert"), tiny.tokenizer())
+    text, names = "The cats sat slowly , the dogs sat .", ["projection", "enc_n"]
+    tokens, words = lens.analyze(text, measures=names), lens.analyze(text, measures=names, words=how)
+    groups = [0, 1, 2, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10]
+    assert len(groups) == tokens["enc_n"].sizes["key"]
+    for name in ("projection",) if how == "vectors" else names:
+        value = tokens[name].values
+        added = np.stack([value[..., [g == w for g in groups]].sum(-1) for w in range(11)], -1)
+        expected = np.stack([added[:, [g == w for g in groups]].mean(1) for w in range(11)], 1)
+        np.testing.assert_allclose(words[name].values, expected, rtol=1e-4, atol=1e-6)
+    if how == "vectors":
+        with pytest.raises(InputError, match="alti compares"):
+            lens.analyze(text, measures=["alti"], words=how)
+        summed = lens.analyze(text, measures=names, words="norms")
+        assert bool((words["enc_n"] <= summed["enc_n"] * (1 + 1e-5)).all())
+
+
+# ---- rollout ---------------------------------------------------------------------------------------------------------
+
+
+def stack(values: np.ndarray) -> xr.DataArray:
+    return xr.DataArray(values, dims=("layer", "query", "key"), coords={"layer": np.arange(1, len(values) + 1)})
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**31))
+def test_rollout_rows_sum_to_one_and_identity_stays(layers: int, size: int, seed: int) -> None:
+    maps = np.random.default_rng(seed).random((layers, size, size)) + 1e-3
+    rolled = rollout(stack(maps))
+    np.testing.assert_allclose(rolled.sum("key"), 1, atol=1e-12)
+    product = np.eye(size)
+    for one in maps:
+        product = (one / one.sum(-1, keepdims=True)) @ product
+    np.testing.assert_allclose(rolled.values[-1], product, atol=1e-12)
+    # Scaling a map's rows changes nothing, and neither do layers in which positions give to themselves alone.
+    np.testing.assert_allclose(rollout(stack(maps * 7)).values, rolled.values, atol=1e-12)
+    identity = np.broadcast_to(np.eye(size), maps.shape)
+    np.testing.assert_array_equal(rollout(stack(identity)), identity)
+    longer = rollout(stack(np.concatenate([identity, maps])))
+    np.testing.assert_allclose(longer.values[-1], rolled.values[-1], atol=1e-12)
+
+
+def test_rollout_of_attention_weights_is_the_published_one() -> None:
+    lens = Lens(tiny.make("bert"), tiny.tokenizer())
+    analysis = lens.analyze("the cat sat", measures=["alpha", "attnres_w"])
+    product = np.eye(analysis["alpha"].sizes["key"])
+    for alpha in analysis["alpha"].values:
+        with_residual = alpha.mean(0) + np.eye(len(product))
+        product = with_residual / with_residual.sum(-1, keepdims=True) @ product
+    rolled = analysis.rollout("attnres_w")
+    np.testing.assert_allclose(rolled.sel(layer=3), product, atol=1e-6)
+    assert list(rolled["key_token"].values) == ["[CLS]", "the", "cat", "sat", "[SEP]"]
+
+
+def test_rollout_is_of_one_sequence_onto_itself() -> None:
+    _, analyses, _ = case("t5")
+    for kind in ("encoder", "decoder"):
+        np.testing.assert_allclose(analyses[0].site(kind).rollout("alti").sum("key"), 1, atol=1e-9)
+    with pytest.raises(InputError, match="cross-attention leads"):
+        analyses[0].site("cross").rollout("alti")
+    with pytest.raises(InputError, match="choose one"):
+        analyses[0].rollout("alti")
+    with pytest.raises(InputError, match="one of the maps"):
+        analyses[0].site("encoder").rollout("f_norm")
+    with pytest.raises(InputError, match="onto itself"):
+        rollout(xr.DataArray(np.ones((2, 3, 4)), dims=("layer", "query", "key")))
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    assert row_shares(np.array([[0.0, 0.0], [1.0, -3.0]])).tolist() == [[0.0, 0.0], [0.25, 0.75]]
