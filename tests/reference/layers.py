@@ -174,7 +174,7 @@ class Further:
 
 def mean_activation(act: Act, a: Array) -> Array:
     """The mean of the activation between zero and `a`, by a fine midpoint rule on Gauss points."""
-    nodes, weights = np.polynomial.legendre.leggauss(400)
+    nodes, weights = np.polynomial.legendre.leggauss(120)
     total = np.zeros_like(a)
     for node, weight in zip(nodes, weights, strict=True):
         total += 0.5 * weight * act(0.5 * (node + 1) * a)
@@ -188,8 +188,11 @@ def feed_forward(layer: Layer, e: Array) -> Array:
     return hidden @ layer.down[0] + layer.down[1]
 
 
-def carried(layer: Layer, e: Array, part: Array, *, bias: bool) -> Array:
-    """What the feed-forward block makes of a part of its input `e`; with `bias`, of a part that has its biases too."""
+def carried(layer: Layer, e: Array, part: Array, c: Array | None, *, bias: bool) -> Array:
+    """What the feed-forward block makes of a part of its input `e`; with `bias`, of a part that has its biases too.
+
+    `c` is the mean of a gate's activation between zero and what enters it.
+    """
     b_up, b_down = (layer.up[1], layer.down[1]) if bias else (0.0, 0.0)
     z, zero = e @ layer.up[0] + layer.up[1], np.zeros(layer.up[0].shape[1])
     z_part = part @ layer.up[0] + b_up
@@ -197,7 +200,6 @@ def carried(layer: Layer, e: Array, part: Array, *, bias: bool) -> Array:
         hidden = z_part * (layer.act(z) - layer.act(zero)) / z + (layer.act(zero) if bias else 0.0)
     else:
         a, a_part = e @ layer.gate[0] + layer.gate[1], part @ layer.gate[0] + (layer.gate[1] if bias else 0.0)
-        c = mean_activation(layer.act, a)
         hidden = a_part * z * (layer.act(a) - c) / a + z_part * c
     return hidden @ layer.down[0] + b_down
 
@@ -228,12 +230,14 @@ def further(block: Any, layer: Layer | None, found: Parts, row: int, queries: Ar
         def entering(part: Array, s: float = s) -> Array:
             return part if layer.own_norm is None else linear_part(layer.own_norm, part, s)
 
-        def through(part: Array, e: Array = e) -> Array:
-            return carried(layer, e, entering(part), bias=False)
+        c = None if layer.gate is None else mean_activation(layer.act, e @ layer.gate[0] + layer.gate[1])
+
+        def through(part: Array, e: Array = e, c: Array | None = c) -> Array:
+            return carried(layer, e, entering(part), c, bias=False)
 
         beta = 0 if layer.own_norm is None else layer.own_norm.beta
         fed = feed_forward(layer, e)
-        fed_bias = carried(layer, e, entering(constant) + beta, bias=True)
+        fed_bias = carried(layer, e, entering(constant) + beta, c, bias=True)
         fed_parts = np.stack([through(part) for part in mine])
         fed_beside = through(beside)
         parts["ff_n"][i], bias["ff_n"][i], residual["ff_n"][i] = fed_parts, fed_bias, fed_beside
