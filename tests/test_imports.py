@@ -25,6 +25,7 @@ ORDER = [
     ("lens",),
     ("corpus", "alignment", "attribution", "plots", "viewer", "families"),
     ("experiments",),
+    ("faithfulness",),
     ("cli",),
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

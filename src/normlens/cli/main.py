@@ -27,6 +27,8 @@ _KEPT = "what is finished is kept, and the same command goes on from there"
 COMMANDS = {
     "analyze": _AGAIN,
     "explain": _AGAIN,
+    "methods": _AGAIN,
+    "faithful": _KEPT,
     "info": _AGAIN,
     "families": _AGAIN,
     "corpus": _KEPT,

@@ -1,0 +1,197 @@
+"""One number of one text, as every method and every test of faithfulness asks for it; and the model's answer.
+
+Rows of one length share a batch, so that nothing is ever padded and no neighbour changes a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.attribution.questions import Numbers, Question, Resolver
+from normlens.errors import InputError
+from normlens.text.encoding import TextEncoder, pad_rows, padding_id
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+#: Positions in one batch: changes how fast a number comes, never the number.
+_POSITIONS = 1024
+
+#: What is done to the word vectors before the model goes on with them.
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Item:
+    """The logit of `output`, less that of `against`, at a position of a text (None: a classifier of whole texts).
+
+    `blank` are positions whose word vector is zero, which is one way to take a token away.
+    """
+
+    ids: tuple[int, ...]
+    output: int
+    against: int | None = None
+    position: int | None = None
+    segments: tuple[int, ...] | None = None
+    blank: frozenset[int] = frozenset()
+    padding: int = 0  # positions after the text that the model is told to leave alone: they must change nothing
+
+    @property
+    def seed(self) -> int:
+        """A number that belongs to this text and question: what is drawn for it depends on nothing else."""
+        asked = repr((self.ids, self.output, self.against, self.position))
+        return int.from_bytes(hashlib.blake2b(asked.encode(), digest_size=7).digest(), "big")
+
+
+def item_of(lens: Lens, text: str, *, output: Any = None, against: Any = None, position: int | None = None) -> Item:
+    """What is asked of a text, in numbers; without an output, the model's own choice is asked for.
+
+    >>> item_of(lens, "The capital of France is", output=" Paris", against=" London")  # doctest: +SKIP
+    Item(ids=(504, 3575, 282, 4649, 314), output=7042, against=4610, position=4, segments=None, ...)
+    """
+    check_model(lens)
+    if lens.tokenizer is None:
+        raise InputError(
+            "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or make items of ids"
+        )
+    resolver = Resolver(lens.model, lens.tokenizer)
+    encoded = TextEncoder(lens.model, lens.tokenizer)(text, None, None, truncate=False, pretokenized=False)
+    ids = tuple(encoded.source.ids)
+    place = resolver.position(position, range(len(ids)), ids)
+    found = Item(
+        ids,
+        -1 if output is None else resolver.one(output, "output"),
+        None if against is None else resolver.one(against, "against"),
+        None if resolver.head == "sequence" else place,
+        encoded.inputs.get("token_type_ids"),
+    )
+    return found if output is not None else own_choice(lens, found)
+
+
+def own_choice(lens: Lens, item: Item) -> Item:
+    """The same item, asked for what the model itself would say."""
+    found = choices(lens, item)
+    return replace(item, output=found[0 if item.position is None else item.position])
+
+
+def choices(lens: Lens, item: Item) -> list[int]:
+    """The entry with the largest logit: one for each position, or one where the whole text has one output."""
+    with evaluating(lens.model), torch.no_grad():
+        found: list[int] = _logits(lens, [item])[0].argmax(-1).reshape(-1).tolist()
+    return found
+
+
+def check_model(lens: Lens) -> None:
+    """Every method gives one number per token of one text: models with two sides are explained by `explain`."""
+    if is_encoder_decoder(lens.model):
+        raise InputError(
+            f"methods are compared on models that read one text: {type(lens.model).__name__} reads one and writes another; "
+            "use lens.explain(source, target=…)"
+        )
+
+
+def inputs_of(lens: Lens, items: Sequence[Item]) -> dict[str, Tensor]:
+    """The tensors of items of one length."""
+    device = next(lens.model.parameters()).device
+    rows = [
+        {"input_ids": item.ids} | ({} if item.segments is None else {"token_type_ids": item.segments}) for item in items
+    ]
+    found = pad_rows(rows, (pad := padding_id(lens.model, lens.tokenizer)), device)
+    more = items[0].padding
+    if more:
+        filler = {"input_ids": pad}
+        found = {name: nnf.pad(x, (0, more), value=filler.get(name, 0)) for name, x in found.items()}
+    return found
+
+
+def batches(items: Sequence[Item], positions: int = _POSITIONS) -> Iterator[list[int]]:
+    """Which items share a batch: those of one length, so many that they have at most so many positions together."""
+    by_length: dict[tuple[int, bool, int], list[int]] = {}
+    for i, item in enumerate(items):
+        if not item.ids:
+            raise InputError("an item must hold at least one token: one of them has none")
+        by_length.setdefault((len(item.ids), item.segments is None, item.padding), []).append(i)
+    for (length, _, padding), found in sorted(by_length.items()):
+        size = max(1, positions // (length + padding))
+        yield from (found[i : i + size] for i in range(0, len(found), size))
+
+
+def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
+    """The number that the model puts out for each item of one length, with a gradient where one is wanted."""
+    questions = [Question(item.position or 0, item.output, item.against) for item in items]
+    found: Tensor = Numbers(questions, None)((_logits(lens, items, change),))
+    return found
+
+
+def values(lens: Lens, items: Sequence[Item]) -> Tensor:
+    """The number of every item, whatever their lengths, in double precision."""
+    found = torch.zeros(len(items), dtype=torch.float64)
+    with evaluating(lens.model), torch.no_grad():
+        for batch in batches(items):
+            found[batch] = numbers(lens, [items[i] for i in batch]).double().cpu()
+    return found
+
+
+def probabilities(lens: Lens, items: Sequence[Item]) -> Tensor:
+    """The probability of every item's output (with `against`: among the two)."""
+    found = torch.zeros(len(items), dtype=torch.float64)
+    with evaluating(lens.model), torch.no_grad():
+        for batch in batches(items):
+            rows = [items[i] for i in batch]
+            logits = _logits(lens, rows).double().cpu()
+            for i, item, row in zip(batch, rows, logits, strict=True):
+                scores = row if item.position is None else row[item.position]
+                if item.against is not None:
+                    scores = scores[[item.output, item.against]]
+                found[i] = scores.softmax(-1)[0 if item.against is not None else item.output]
+    return found
+
+
+def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
+    width = len(items[0].ids) + items[0].padding
+    blank = torch.tensor([[k in item.blank for k in range(width)] for item in items])
+    with word_vectors(lens, lambda x: _blanked(x, blank, change)):
+        output = lens.model(**run_arguments(lens.model, inputs_of(lens, items)))
+    logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return logits
+
+
+def _blanked(vectors: Tensor, blank: Tensor, change: Change | None) -> Tensor:
+    if bool(blank.any()):
+        vectors = vectors.masked_fill(blank.unsqueeze(-1).to(vectors.device), 0.0)
+    return vectors if change is None else change(vectors)
+
+
+@contextmanager
+def word_vectors(lens: Lens, change: Change) -> Iterator[None]:
+    """Change what the table of word vectors gives, while the model runs once."""
+    table = getattr(lens.model, "get_input_embeddings", lambda: None)()
+    if table is None:
+        raise InputError(
+            f"gradients and blanks need a table of word vectors: {type(lens.model).__name__} names none "
+            "(get_input_embeddings)"
+        )
+    seen = False
+
+    def hook(module: Any, arguments: Any, output: Tensor) -> Tensor | None:
+        nonlocal seen
+        if seen:  # a model may look words up twice: the first time is its input
+            return None
+        seen = True
+        return change(output)
+
+    handle = table.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,145 @@
+"""`normlens faithful`: methods by protocols on a model and data, with intervals, a verdict and a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.terminal import console, print_json, progress_bars, show
+from normlens.errors import InputError
+from normlens.files import refuse_existing, refuse_input, writable_folder
+
+if TYPE_CHECKING:
+    from normlens.faithfulness.studies import Study
+
+
+def faithful(
+    model: ModelOption = None,
+    gguf_file: GgufOption = None,
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option(help="A table of prefixes, right and wrong next words, and what decides (repeat)."),
+    ] = None,
+    texts: Annotated[
+        list[Path] | None, typer.Option(help="A text per line; what follows a tab is left out (repeat).")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method of `normlens methods` (repeat); default: all of them.")
+    ] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="evidence, deletion, agreement or sanity (repeat); default: agreement, and evidence or deletion."
+        ),
+    ] = None,
+    taken: Annotated[
+        str | None,
+        typer.Option(help="How tokens are taken away: delete, mask or zero; default: mask where there is one."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Items of each file, of those that can be asked.")] = 40,
+    skip: Annotated[int, typer.Option(min=0, help="Leave out so many first: another part of the same file.")] = 0,
+    longest: Annotated[int, typer.Option(min=3, help="Texts with more tokens are refused, and counted.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows of each file.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder for the report; default: faithful.")] = None,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Test which explanation agrees with what the model does, and write a report with a verdict."""
+    if bool(evidence) == bool(texts):
+        raise InputError(
+            "a study reads files of evidence or files of texts: give --evidence or --texts, one of the two"
+        )
+    folder = Path("faithful") if out is None else out
+    files = [*(evidence or ()), *(texts or ())]
+    _check_folder(folder, files, overwrite)
+    _check_names(method, protocol, taken)
+    from normlens.faithfulness.report import write_report
+    from normlens.faithfulness.samples import read_evidence, read_texts
+    from normlens.faithfulness.studies import study
+
+    lens = open_lens(model, gguf_file)
+    options: Any = {"limit": limit, "skip": skip, "seed": seed}
+    if evidence:
+        samples = [read_evidence(lens, path, **options) for path in files]
+    else:
+        samples = [read_texts(lens, path, longest=longest, **options) for path in files]
+    with progress_bars() as move:
+        found = study(
+            lens,
+            samples,
+            methods=method or None,
+            protocols=protocol or None,
+            how=taken,  # type: ignore[arg-type]
+            folder=folder,
+            progress=lambda label, done, total: move(label, done, total),
+        )
+    report = write_report(found, folder)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found, report)
+
+
+def _check_folder(folder: Path, inputs: list[Path], overwrite: bool) -> None:
+    """Refuse, before any work is done, a folder that holds something else; a study goes on in its own folder."""
+    for path in (folder / "report.html", folder / "results.json"):
+        refuse_input(path, inputs)
+        if not overwrite and not _is_study(folder / "results.json"):
+            refuse_existing(path, "pass --overwrite to replace it")
+    writable_folder(folder)
+
+
+def _is_study(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("experiment") == "faithful"
+
+
+def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: str | None) -> None:
+    """A wrong name is said before a model is loaded."""
+    from normlens.attribution.methods import find_methods
+
+    find_methods(methods or ())
+    if taken not in (None, "delete", "mask", "zero"):
+        raise InputError(f"tokens are taken away by one of delete, mask, zero: got {taken!r}")
+    known = ("evidence", "deletion", "agreement", "sanity")
+    unknown = [name for name in protocols or () if name not in known]
+    if unknown:
+        raise InputError(f"a protocol is one of {', '.join(known)}: got {', '.join(map(repr, unknown))}")
+
+
+def _print(study: Study, report: Path) -> None:
+    from rich.table import Table
+
+    from normlens.faithfulness.published import beside
+    from normlens.faithfulness.report import cell
+    from normlens.faithfulness.verdicts import verdict
+
+    screen = console()
+    table = Table(title=f"Faithfulness: {study.record['model']['name']}", title_justify="left")
+    table.add_column("method")
+    for column in study.columns:
+        table.add_column(column.title, justify="right")
+    table.add_column("cost", justify="right")
+    for row in study.methods:
+        cells = []
+        for column in study.columns:
+            found = cell(study, row.name, column.name)
+            text = "" if found is None else f"{found.mean:.3f}\n{found.low:.2f} to {found.high:.2f}"
+            cells.append("\n".join([text, *(f"published {known}" for known in beside(study, row.name, column.name))]))
+        cost = study.costs.get(row.name)
+        table.add_row(row.name, *cells, "" if cost is None else f"{cost:.1f}")
+    screen.print(table)
+    for sample in study.samples:
+        refused = "".join(f"; {count} refused: {why}" for why, count in sample.refused.items())
+        screen.print(f"{sample.name}: {len(sample.items)} items{refused}", style="dim")
+    for sentence in verdict(study):
+        screen.print(sentence)
+    screen.print(study.signature, style="dim", soft_wrap=True)
+    show(f"wrote {report}")

@@ -1,0 +1,30 @@
+"""`normlens methods`: every way to say how much each token gave, with its equation, paper, cost and blind spot."""
+
+from __future__ import annotations
+
+from normlens.cli.options import JsonOption
+from normlens.cli.terminal import console, print_json
+
+
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods that `normlens faithful` compares: equation, paper, cost, and what each cannot see."""
+    from normlens.attribution.methods import METHODS
+
+    if as_json:
+        print_json([method.to_dict() for method in METHODS.values()])
+        return
+    from rich.table import Table
+
+    table = Table(title="Methods: what did each token give to one number of the output?", title_justify="left")
+    for column in ("name", "equation", "paper", "cost", "cannot see", "adds up"):
+        table.add_column(column, overflow="fold")
+    for method in METHODS.values():
+        table.add_row(
+            method.name,
+            method.equation,
+            method.paper,
+            method.cost,
+            method.blind,
+            "yes" if method.complete else "no",
+        )
+    console().print(table)

@@ -1,0 +1,68 @@
+"""What the papers of other methods printed, for the models and data that they are about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normlens.faithfulness.studies import Study
+
+
+@dataclass(frozen=True)
+class Known:
+    """One number as it was printed, and where."""
+
+    value: float
+    decimals: int
+    paper: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.{self.decimals}f}"
+
+
+def beside(study: Study, method: str, column: str) -> tuple[Known, ...]:
+    """The published numbers of one cell: none unless model, data and the way of taking tokens away are the paper's own."""
+    model, data = model_of(str(study.record["model"]["name"])), data_of(study)
+    taken = study.record["settings"].get("taken")
+    return tuple(
+        Known(float(block["numbers"][column][method]), block["decimals"], block["paper"], block["place"])
+        for block in _document()["blocks"]
+        if (block["model"], block["data"], block["taken"]) == (model, data, taken)
+        and method in block["numbers"].get(column, {})
+    )
+
+
+def model_of(name: str) -> str | None:
+    """The papers' model that this name says: every part of the longest match stands in it.
+
+    >>> model_of("textattack/roberta-base-SST-2"), model_of("bert-base-NER")
+    ('roberta-base-sst2', None)
+    """
+    own = name.lower()
+    fitting = [key for key, parts in _document()["models"].items() if all(part in own for part in parts)]
+    return max(fitting, key=len, default=None)
+
+
+def data_of(study: Study) -> str | None:
+    """The papers' data that this is: one sample, from a file with that many texts."""
+    if len(study.samples) != 1:
+        return None
+    asked = len(study.samples[0].items) + sum(study.samples[0].refused.values())
+    return next((key for key, known in _document()["data"].items() if known["texts"] == asked), None)
+
+
+def recipe() -> str:
+    """Which checkpoint and file make the papers' own experiment."""
+    return str(_document()["recipe"])
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    text = (files("normlens.faithfulness") / "data" / "published.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))

@@ -1,0 +1,180 @@
+"""What a study reads: files of evidence, or texts; and what of them could not be asked, by reason."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normlens.attribution.items import Item, check_model, choices, item_of, own_choice, values
+from normlens.attribution.questions import Resolver, head_of
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.lens import Lens
+
+#: The columns of an evidence file: what comes before, the right and the wrong next word, and the word that decides.
+PREFIX, GOOD, BAD = "one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad"
+#: A file on subjects and verbs names the subject's noun as `target`, and its whole phrase beside it.
+_NOUN = "subject_verb"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Items of one file; where it names evidence, the positions that decide."""
+
+    name: str
+    items: tuple[Item, ...]
+    evidence: tuple[frozenset[int], ...] | None = None
+    refused: Mapping[str, int] = field(default_factory=dict)
+    prefers: float | None = None  # the share of items in which the model prefers the right word
+
+
+def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, skip: int = 0, seed: int = 0) -> Sample:
+    """Items of an evidence file: the logit of the right next word less that of the wrong one.
+
+    Rows are shuffled by the seed; `skip` and `limit` count those that can be asked. A row cannot be asked where both words
+    begin with the same token, or where the evidence does not stand in the text as a word.
+    """
+    check_model(lens)
+    if head_of(lens.model) != "causal":
+        raise InputError(
+            f"evidence is about the next word: a causal language model is asked, and {type(lens.model).__name__} is none; "
+            "pass texts instead (--texts)"
+        )
+    rows = _rows(Path(path))
+    target = "target"
+    if "target_phrase" in rows[0] and not any(_NOUN in (row.get("UID") or "") for row in rows[:1]):
+        target = "target_phrase"
+    items: list[Item] = []
+    evidence: list[frozenset[int]] = []
+    refused: Counter[str] = Counter()
+    for i in np.random.default_rng(seed).permutation(len(rows)):
+        if limit is not None and len(items) >= skip + limit:
+            break
+        found = _asked(lens, rows[i], target)
+        if isinstance(found, str):
+            refused[found] += 1
+        else:
+            items.append(found[0])
+            evidence.append(found[1])
+    items, evidence = items[skip:], evidence[skip:]
+    if not items:
+        raise InputError(
+            f"an evidence file must hold rows that can be asked: {path} has none after {skip} ({dict(refused)})"
+        )
+    prefers = float((values(lens, items) > 0).double().mean())
+    return Sample(Path(path).stem, tuple(items), tuple(evidence), dict(refused), prefers)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(f"an evidence file must be readable: {path} is not ({error.strerror})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"an evidence file is a table in UTF-8, comma separated: {path} is not ({error})") from error
+    needed = (PREFIX, GOOD, BAD, "target")
+    missing = [name for name in needed if not rows or name not in rows[0]]
+    if missing:
+        raise InputError(
+            f"an evidence file has the columns {', '.join(needed)}: {path} lacks {', '.join(missing)}"
+            if rows
+            else f"an evidence file must hold at least one row: {path} has none"
+        )
+    return rows
+
+
+def _asked(lens: Lens, row: Mapping[str, str | None], target: str) -> tuple[Item, frozenset[int]] | str:
+    """An item and the positions of its evidence, or why the row cannot be asked."""
+    prefix, good, bad, decides = (row.get(name) or "" for name in (PREFIX, GOOD, BAD, target))
+    if not (prefix.strip() and good.strip() and bad.strip() and decides.strip()):
+        return "an empty cell"
+    tokenizer = lens.tokenizer
+    encoding = tokenizer(prefix, return_offsets_mapping=True)
+    right, wrong = (tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in (good, bad))
+    if right == wrong:
+        return "both words begin with the same token"
+    spans = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(decides)}(?!\w)", prefix)]
+    places = frozenset(
+        k for k, (a, b) in enumerate(encoding["offset_mapping"]) for c, d in spans if a < d and b > c and b > a
+    )
+    if not places:
+        return "the evidence does not stand in the text as a word"
+    ids = tuple(int(i) for i in encoding["input_ids"])
+    return Item(ids, int(right), int(wrong), len(ids) - 1), places
+
+
+def read_texts(
+    lens: Lens, path: str | Path, *, limit: int | None = None, skip: int = 0, seed: int = 0, longest: int = 64
+) -> Sample:
+    """Items of a file with a text per line (what follows a tab is left out): what does the model say of it, and why?
+
+    A classifier is asked for its own label (of two labels: against the other), a tagger for the first token that is no
+    `O`, a masked model for a word that is masked (drawn by the seed), a causal model for its next token. Texts of more than
+    `longest` tokens are refused and counted.
+    """
+    check_model(lens)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"a file of texts is UTF-8, a text per line: {path} is not ({error})") from error
+    texts = [line.split("\t")[0].strip() for line in lines]
+    texts = [text for text in texts if text]
+    items: list[Item] = []
+    refused: Counter[str] = Counter()
+    for i in np.random.default_rng(seed).permutation(len(texts)):
+        if limit is not None and len(items) >= skip + limit:
+            break
+        found = _read(lens, texts[i], seed, longest)
+        if isinstance(found, str):
+            refused[found] += 1
+        else:
+            items.append(found)
+    items = items[skip:]
+    if not items:
+        raise InputError(
+            f"a file of texts must hold some that can be asked: {path} has none after {skip} ({dict(refused)})"
+        )
+    return Sample(Path(path).stem, tuple(items), None, dict(refused))
+
+
+def _read(lens: Lens, text: str, seed: int, longest: int) -> Item | str:
+    """What is asked of a text, or why nothing can be."""
+    resolver = Resolver(lens.model, lens.tokenizer)
+    head = resolver.head
+    ids = tuple(int(i) for i in lens.tokenizer(text)["input_ids"])
+    special = set(lens.tokenizer.all_special_ids)
+    ordinary = [k for k, token in enumerate(ids) if token not in special]
+    if len(ids) > longest:
+        return f"more than {longest} tokens"
+    if len(ordinary) < 3:
+        return "fewer than three tokens"
+    if head == "sequence":
+        item = item_of(lens, text)
+        return replace(item, against=1 - item.output) if resolver.config.num_labels == 2 else item
+    if head == "causal":
+        return item_of(lens, text)
+    if head == "token":
+        return _labelled(lens, ids, ordinary, resolver.config) or "no token with a label"
+    if head == "masked":
+        place = ordinary[np.random.default_rng((seed, *ids)).integers(len(ordinary))]
+        masked = tuple(int(lens.tokenizer.mask_token_id) if k == place else i for k, i in enumerate(ids))
+        return own_choice(lens, Item(masked, -1, None, place))
+    raise InputError(
+        f"a study asks for a number of the model's output: {type(lens.model).__name__} has no head; load it with its head"
+    )
+
+
+def _labelled(lens: Lens, ids: tuple[int, ...], ordinary: Sequence[int], config: Any) -> Item | None:
+    names = {int(k): str(v) for k, v in config.id2label.items()}
+    labels = choices(lens, Item(ids, -1, None, 0))
+    place = next((k for k in ordinary if names.get(labels[k], "") not in ("O", "LABEL_0")), None)
+    return None if place is None else Item(ids, labels[place], None, place)
