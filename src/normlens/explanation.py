@@ -207,13 +207,19 @@ class Explanation:
 
     # ---- where it comes from -------------------------------------------------------------------------------------
 
+    @property
+    def _rule(self) -> str:
+        """How attention was treated, and what words were measured from; results of earlier versions: from zero."""
+        record = self.provenance
+        return f"attention={record.get('attention', '?')}, reference={record.get('reference', 'zero')}"
+
     def provenance_line(self) -> str:
         """One line that says where the numbers come from."""
         model, versions = self.provenance.get("model", {}), self.provenance.get("versions", {})
         return (
-            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}), attention="
-            f"{self.provenance.get('attention', '?')} · normlens {versions.get('normlens', '?')}, transformers "
-            f"{versions.get('transformers', '?')}, torch {versions.get('torch', '?')} · gap {self.proof.gap:.0e}"
+            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}), {self._rule} · normlens "
+            f"{versions.get('normlens', '?')}, transformers {versions.get('transformers', '?')}, torch "
+            f"{versions.get('torch', '?')} · gap {self.proof.gap:.0e}"
         )
 
     def cite(self) -> str:
@@ -221,10 +227,7 @@ class Explanation:
         papers = references(["kobayashi2020", "kobayashi2021", "modarressi2023", "kobayashi2024"])
         versions = self.provenance.get("versions", {})
         model = self.provenance.get("model", {})
-        made = (
-            f"% explained with normlens {versions.get('normlens')}: {model.get('name')}, "
-            f"attention={self.provenance.get('attention')}"
-        )
+        made = f"% explained with normlens {versions.get('normlens')}: {model.get('name')}, {self._rule}"
         return f"{papers}\n\n{made}"
 
     def __repr__(self) -> str:

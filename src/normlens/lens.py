@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normlens.attribution.questions import Output
-    from normlens.attribution.request import AttentionRule
+    from normlens.attribution.request import AttentionRule, Reference
     from normlens.corpus.reading.reader import Covariate, OnError
     from normlens.corpus.reading.token_attributes import CategoryRule
     from normlens.corpus.running.result import CorpusResult
@@ -74,6 +74,7 @@ class ExplainOptions(TypedDict, total=False):
     position: int | Sequence[int] | None
     direction: Any
     attention: AttentionRule
+    reference: Reference
     parts: Sequence[str] | None
     edges_top: int | None
     generate: bool
@@ -474,7 +475,8 @@ class Lens:
 
         `output` is a token, a label or its number (None: the model's own choice), `against` makes it a difference of two,
         `position` says where; `attention="carried"` holds the attention weights fixed, `"chosen"` also asks why they are
-        what they are. One text in, one `Explanation` out; a list in, a list out.
+        what they are. `reference="mean"` measures each word from an average word in its place, `"zero"` from nothing. One
+        text in, one `Explanation` out; a list in, a list out.
         """
         from normlens.attribution.explain import explain_texts
 
@@ -490,6 +492,7 @@ class Lens:
         position: int | Sequence[int] | None = None,
         direction: Any = None,
         attention: AttentionRule = "carried",
+        reference: Reference = "mean",
         parts: Sequence[str] | None = None,
         edges_top: int | None = None,
     ) -> list[Explanation]:
@@ -506,6 +509,7 @@ class Lens:
                 position=position,
                 direction=direction,
                 attention=attention,
+                reference=reference,
                 parts=parts,
                 edges_top=edges_top,
             )

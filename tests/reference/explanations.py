@@ -26,11 +26,12 @@ class Vectors:
     parts: Tensor
 
     @staticmethod
-    def entering(whole: Tensor, inputs: int, first: int = 0) -> Vectors:
-        """Input vectors: each is its own part."""
+    def entering(whole: Tensor, inputs: int, first: int = 0, own: Tensor | None = None) -> Vectors:
+        """Input vectors: each is its own part; with `own`, that much of it, and the rest is no input's."""
         parts = torch.zeros(inputs + 1, *whole.shape, dtype=torch.float64)
         for position in range(whole.shape[0]):
-            parts[first + position, position] = whole[position]
+            parts[first + position, position] = whole[position] if own is None else own[position]
+            parts[-1, position] = 0.0 if own is None else whole[position] - own[position]
         return Vectors(whole, parts)
 
     def __add__(self, other: Vectors) -> Vectors:
@@ -76,6 +77,11 @@ class Vectors:
     def heads(self, count: int) -> list[Vectors]:
         """The vectors of each head."""
         return [Vectors(w, p) for w, p in zip(self.whole.chunk(count, -1), self.parts.chunk(count, -1), strict=True)]
+
+
+def beyond_mean(table: Tensor, ids: Tensor, mean: bool) -> Tensor | None:
+    """What words have beyond the average word of their table, where that is asked for."""
+    return table[ids] - table.mean(0) if mean else None
 
 
 def joined(heads: list[Vectors]) -> Vectors:
@@ -165,9 +171,17 @@ def _weights(*modules: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
     return [(m.weight, m.bias) for m in modules]  # type: ignore[misc]
 
 
-def bert(model: Any, ids: Tensor, position: int, token: int, chosen: bool) -> Explained:
+def bert(model: Any, ids: Tensor, position: int, token: int, chosen: bool, mean: bool = False) -> Explained:
     """`BertForMaskedLM` in float64."""
-    x = Vectors.entering(model.bert.embeddings(ids[None])[0], len(ids))
+    own = None
+    if mean:  # the norm after the sum of embeddings has its denominator held, like every other
+        e = model.bert.embeddings
+        words = e.word_embeddings.weight
+        summed = words[ids] + e.position_embeddings.weight[: len(ids)] + e.token_type_embeddings.weight[0]
+        deviation = torch.sqrt(summed.var(-1, unbiased=False, keepdim=True) + e.LayerNorm.eps)
+        beyond = words[ids] - words.mean(0)
+        own = (beyond - beyond.mean(-1, keepdim=True)) / deviation * e.LayerNorm.weight
+    x = Vectors.entering(model.bert.embeddings(ids[None])[0], len(ids), own=own)
     zero = torch.zeros(len(ids), len(ids), dtype=torch.float64)
     heads = model.config.num_attention_heads
     for layer in model.bert.encoder.layer:
@@ -186,11 +200,11 @@ def bert(model: Any, ids: Tensor, position: int, token: int, chosen: bool) -> Ex
     return Explained.of(x, position, head.decoder.weight[token], float(head.decoder.bias[token]))
 
 
-def gpt2(model: Any, ids: Tensor, position: int, token: int, chosen: bool) -> Explained:
+def gpt2(model: Any, ids: Tensor, position: int, token: int, chosen: bool, mean: bool = False) -> Explained:
     """`GPT2LMHeadModel` in float64; its linear maps have their weights the other way round."""
     body = model.transformer
     n, width, heads = len(ids), model.config.n_embd, model.config.n_head
-    x = Vectors.entering(body.wte.weight[ids] + body.wpe.weight[:n], n)
+    x = Vectors.entering(body.wte.weight[ids] + body.wpe.weight[:n], n, own=beyond_mean(body.wte.weight, ids, mean))
     for layer in body.h:
         y = x.layer_norm(layer.ln_1)
         rows, shifts = layer.attn.c_attn.weight.T.split(width), layer.attn.c_attn.bias.split(width)
@@ -201,11 +215,12 @@ def gpt2(model: Any, ids: Tensor, position: int, token: int, chosen: bool) -> Ex
     return Explained.of(x.layer_norm(body.ln_f), position, model.lm_head.weight[token])
 
 
-def llama(model: Any, ids: Tensor, position: int, token: int, chosen: bool) -> Explained:
+def llama(model: Any, ids: Tensor, position: int, token: int, chosen: bool, mean: bool = False) -> Explained:
     """`LlamaForCausalLM` in float64: grouped heads, rotary positions, a gated unit."""
     config = model.config
     n, heads, groups, width = len(ids), config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    x = Vectors.entering(model.model.embed_tokens.weight[ids], n)
+    table = model.model.embed_tokens.weight
+    x = Vectors.entering(table[ids], n, own=beyond_mean(table, ids, mean))
     base = config.rope_parameters["rope_theta"]
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(n, dtype=torch.float64)[:, None] * torch.cat([frequency, frequency])
@@ -240,7 +255,9 @@ def _t5_bias(attention: Any, queries: int, keys: int) -> list[Tensor]:
     return list(attention.compute_bias(queries, keys)[0])
 
 
-def t5(model: Any, ids: Tensor, target: Tensor, position: int, token: int, chosen: bool) -> Explained:
+def t5(
+    model: Any, ids: Tensor, target: Tensor, position: int, token: int, chosen: bool, mean: bool = False
+) -> Explained:
     """`T5ForConditionalGeneration` in float64: relative positions, no scale, no biases."""
     n, m = len(ids), len(target)
     heads = model.config.num_heads
@@ -256,14 +273,14 @@ def t5(model: Any, ids: Tensor, target: Tensor, position: int, token: int, chose
         inner = norm(v, block.layer_norm).linear(block.DenseReluDense.wi.weight).activated(torch.relu)
         return v + inner.linear(block.DenseReluDense.wo.weight)
 
-    x = Vectors.entering(model.shared.weight[ids], n + m)
+    x = Vectors.entering(model.shared.weight[ids], n + m, own=beyond_mean(model.shared.weight, ids, mean))
     bias = _t5_bias(model.encoder.block[0].layer[0].SelfAttention, n, n)
     for block in model.encoder.block:
         first, second = block.layer
         x = x + attention(norm(x, first.layer_norm), first.SelfAttention, bias)
         x = feed_forward(x, second)
     memory = norm(x, model.encoder.final_layer_norm)
-    y = Vectors.entering(model.shared.weight[target], n + m, n)
+    y = Vectors.entering(model.shared.weight[target], n + m, n, beyond_mean(model.shared.weight, target, mean))
     bias = [b + causal(m) for b in _t5_bias(model.decoder.block[0].layer[0].SelfAttention, m, m)]
     zero = torch.zeros(m, n, dtype=torch.float64)
     for block in model.decoder.block:
@@ -278,7 +295,9 @@ def t5(model: Any, ids: Tensor, target: Tensor, position: int, token: int, chose
     return Explained.of(y, position, direction)
 
 
-def marian(model: Any, ids: Tensor, target: Tensor, position: int, token: int, chosen: bool) -> Explained:
+def marian(
+    model: Any, ids: Tensor, target: Tensor, position: int, token: int, chosen: bool, mean: bool = False
+) -> Explained:
     """`MarianMTModel` in float64: post-norm, biases everywhere."""
     body = model.model
     n, m = len(ids), len(target)
@@ -295,12 +314,14 @@ def marian(model: Any, ids: Tensor, target: Tensor, position: int, token: int, c
 
     act = {"gelu": gelu, "swish": silu, "silu": silu, "relu": torch.relu}[model.config.activation_function]
     places = body.encoder.embed_positions.weight
-    x = Vectors.entering(body.encoder.embed_tokens.weight[ids] * scale + places[:n], n + m)
+    words = body.encoder.embed_tokens.weight * scale
+    x = Vectors.entering(words[ids] + places[:n], n + m, own=beyond_mean(words, ids, mean))
     zero = torch.zeros(n, n, dtype=torch.float64)
     for layer in body.encoder.layers:
         x = (x + attention(x, layer.self_attn, zero)).layer_norm(layer.self_attn_layer_norm)
         x = feed_forward(x, layer, act)
-    y = Vectors.entering(body.decoder.embed_tokens.weight[target] * scale + places[:m], n + m, n)
+    words = body.decoder.embed_tokens.weight * scale
+    y = Vectors.entering(words[target] + places[:m], n + m, n, beyond_mean(words, target, mean))
     across = torch.zeros(m, n, dtype=torch.float64)
     for layer in body.decoder.layers:
         y = (y + attention(y, layer.self_attn, causal(m))).layer_norm(layer.self_attn_layer_norm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def check_way(lens: Lens, how: str) -> How:
         raise InputError(f"tokens are taken away by one of {', '.join(WAYS)}: got {how!r}")
     if how == "mask" and getattr(lens.tokenizer, "mask_token_id", None) is None:
         raise InputError("masking needs a mask token: this model's tokenizer has none; pass delete or zero")
-    return cast(How, how)
+    return how
 
 
 def removable(lens: Lens, item: Item, how: How) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.interface import evaluating, run_arguments
 from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
 from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
-from normlens.attribution.request import AttentionRule, ExplainRequest
+from normlens.attribution.request import AttentionRule, ExplainRequest, Reference
 from normlens.attribution.results import explanation
 from normlens.attribution.solving import knowledge_of, solve
 from normlens.errors import InputError
@@ -34,6 +34,7 @@ def explain_texts(
     position: int | Sequence[int] | None = None,
     direction: Any = None,
     attention: AttentionRule = "carried",
+    reference: Reference = "mean",
     parts: Sequence[str] | None = None,
     edges_top: int | None = None,
     generate: bool = False,
@@ -45,7 +46,7 @@ def explain_texts(
     """Explain one number that the model puts out for a text, or one for each text of a list (see `Lens.explain`)."""
     if batch_size < 1:
         raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
-    request = ExplainRequest.of(parts, attention, direction, edges_top)
+    request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
     resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
     resolver.check(request.direction is not None, output, against)
     write = JobWriter(lens, resolver, Reading(generate, truncate, pretokenized), direction=direction is not None)
@@ -78,11 +79,12 @@ def explain_inputs(
     position: int | Sequence[int] | None = None,
     direction: Any = None,
     attention: AttentionRule = "carried",
+    reference: Reference = "mean",
     parts: Sequence[str] | None = None,
     edges_top: int | None = None,
 ) -> list[Explanation]:
     """Explain tensors that you prepared yourself: one `Explanation` per row."""
-    request = ExplainRequest.of(parts, attention, direction, edges_top)
+    request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
     resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
     resolver.check(request.direction is not None, output, against)
     rows = rows_of(inputs)

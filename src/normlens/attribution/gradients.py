@@ -55,11 +55,13 @@ def smoothgrad(lens: Lens, items: Sequence[Item], samples: int = SAMPLES, noise:
 
     def one(rows: Sequence[Item]) -> Tensor:
         generators = [torch.Generator().manual_seed(item.seed) for item in rows]
+        length = len(rows[0].ids)
 
         def shaken(x: Tensor) -> Tensor:
-            drawn = torch.stack([torch.randn(x.shape[1:], generator=g, dtype=torch.float64) for g in generators])
-            spread = x.amax((1, 2), keepdim=True) - x.amin((1, 2), keepdim=True)
-            return x + noise * spread * drawn.to(x)
+            words, padding = x[:, :length], x[:, length:]
+            drawn = torch.stack([torch.randn(words.shape[1:], generator=g, dtype=torch.float64) for g in generators])
+            spread = words.amax((1, 2), keepdim=True) - words.amin((1, 2), keepdim=True)
+            return torch.cat([words + noise * spread * drawn.to(x), padding], 1)
 
         total: Tensor | None = None
         for _ in range(samples):

@@ -129,7 +129,7 @@ def batches(items: Sequence[Item], positions: int = _POSITIONS) -> Iterator[list
 def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
     """The number that the model puts out for each item of one length, with a gradient where one is wanted."""
     questions = [Question(item.position or 0, item.output, item.against) for item in items]
-    found: Tensor = Numbers(questions, None)((_logits(lens, items, change),))
+    found: Tensor = Numbers(questions, None, "none")((_logits(lens, items, change),))
     return found
 
 

@@ -34,6 +34,17 @@ class Entrance:
     axes: tuple[int, int]  # of rows and positions
     first: bool  # whether its vectors are the stack's input vectors
     given: Tensor | None = None  # row key: vector · gradient
+    before: Tensor | None = None  # the input vectors as what was looked up made them, with the way back to it
+
+
+@dataclass
+class Lookup:
+    """What was looked up by token id: in which layer (0: before the first), for which side, and in which table."""
+
+    layer: int
+    side: int
+    leaf: Tensor
+    table: Tensor
 
 
 @dataclass
@@ -125,7 +136,7 @@ class Observer:
         self.entrances: list[Entrance] = []
         self.leaves: list[tuple[Entrance, Tensor]] = []
         self.shadows: list[Tensor | None] = []  # the entrance of each stack's stream without branches
-        self.lookups: list[tuple[int, int, Tensor]] = []  # layer, side (index of ids), leaf
+        self.lookups: list[Lookup] = []
         self.constants: list[tuple[Place, Tensor]] = []
         self.shadow_constants: list[Tensor] = []
         self.crossings: list[Crossing] = []
@@ -185,6 +196,7 @@ class Observer:
             else:
                 kept = vectors.detach().clone()
             entrance = Entrance(self.layer, side, 1, kept, axes, True)
+            entrance.before = vectors if vectors.requires_grad and self.replayed is None else None
             leaf = kept.clone().requires_grad_()
             self.leaves.append((entrance, leaf))
             taken = leaf.clone()
@@ -223,7 +235,7 @@ class Observer:
         """Where a model pads by itself, its vectors must still be one for each position."""
         if vectors.shape[axes[1]] in self.lengths or self.replayed is not None:
             return
-        for *_, leaf in self.lookups if vectors.requires_grad else ():
+        for leaf in [lookup.leaf for lookup in self.lookups] if vectors.requires_grad else ():
             position = min(self.lengths) - 1
             (reached,) = torch.autograd.grad(
                 vectors.select(axes[1], position).sum(), leaf, retain_graph=True, allow_unused=True
@@ -248,6 +260,8 @@ class Observer:
     def release(self) -> None:
         """Let the graph of the pass go: its hooks hold this observer, and nothing would free a ring through the graph."""
         self.leaves, self.lookups, self.attentions, self.blocks = [], [], [], []
+        for entrance in self.entrances:
+            entrance.before = None
         self.shadows, self.shadow_constants, self.last, self._kept = [], [], None, {}
 
     # ---- heard from the pass -------------------------------------------------------------------------------------
@@ -263,7 +277,8 @@ class Observer:
                 if self.replayed is not None and number < len(self.replayed.factors):
                     leaf = leaf * _along(self.replayed.factors[number][:, : leaf.shape[1]], leaf, (0, 1))
                 leaf = leaf.clone().requires_grad_()
-                self.lookups.append((self.layer, number, leaf))
+                table = args[1] if len(args) > 1 else kwargs["weight"]
+                self.lookups.append(Lookup(self.layer, number, leaf, table))
                 taken = leaf.clone()
                 remember(taken, Lineage(self.layer, None))
                 return taken

@@ -15,6 +15,9 @@ from normlens.request import available_bytes
 
 AttentionRule = Literal["carried", "chosen"]
 ATTENTION_RULES: tuple[AttentionRule, ...] = ("carried", "chosen")
+#: What a word's vector is measured from: an average word in its place, or nothing.
+Reference = Literal["mean", "zero"]
+REFERENCES: tuple[Reference, ...] = ("mean", "zero")
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,19 @@ class ExplainRequest:
 
     parts: tuple[str, ...]
     attention: AttentionRule
+    reference: Reference
     direction: Tensor | None  # a vector on the last state, in place of an output
     edges_top: int | None  # only so many edges, the strongest
     by_name: bool  # whether parts were asked for by name: then none may be missing
 
     @classmethod
-    def of(cls, parts: Sequence[str] | None, attention: str, direction: Any, edges_top: int | None) -> ExplainRequest:
+    def of(
+        cls, parts: Sequence[str] | None, attention: str, reference: str, direction: Any, edges_top: int | None
+    ) -> ExplainRequest:
         """Check what a user asks for."""
+        origin = next((known for known in REFERENCES if known == reference), None)
+        if origin is None:
+            raise InputError(f"reference must be one of {', '.join(REFERENCES)}: got {reference!r}")
         rule = next((rule for rule in ATTENTION_RULES if rule == attention), None)
         if rule is None:
             raise InputError(f"attention must be one of {', '.join(ATTENTION_RULES)}: got {attention!r}")
@@ -41,7 +50,7 @@ class ExplainRequest:
         if edges_top is not None:
             named = (*named, "edges")
         kept = tuple(part for part in PARTS if part in named)
-        return cls(kept, rule, _vector(direction), edges_top, parts is not None or edges_top is not None)
+        return cls(kept, rule, origin, _vector(direction), edges_top, parts is not None or edges_top is not None)
 
     def keeps(self, *parts: str) -> bool:
         """Whether any of these is kept."""

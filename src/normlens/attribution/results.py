@@ -22,7 +22,7 @@ from normlens.lens import Lens
 from normlens.provenance import versions
 from normlens.text.tokens import Tokens
 
-BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head")
+BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "reference")
 Where = tuple[int, int, str]
 Arrays = dict[str, xr.DataArray]
 
@@ -54,6 +54,7 @@ def explanation(
         "model": lens.identity,
         **_asked(resolver, labels, job, solved),
         "attention": request.attention,
+        "reference": request.reference if any(w is not None for w in solved.steps[0].words) else "zero",
         "parts": [part for part in request.parts if part not in found.left_out],
         "left_out": found.left_out,
         "direction": request.direction is not None,

@@ -122,6 +122,8 @@ class _Batch:
             if own is not None:
                 output = check_number(found[0], *own, subject)
                 known[kind] = check_replay(run, found[0], steps[0], steps[0].sizes, subject), output
+        if request.reference == "mean":
+            found = [terms.beyond_reference() for terms in found]
         return [
             Solved([terms.row(row) for terms in found], [numbers.answers[row] for numbers in steps], *known[kind])
             for row in range(len(questions))

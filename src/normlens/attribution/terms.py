@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ class Terms:
     cuts: list[Cut]
     constants: dict[tuple[int, int, str], Tensor]  # stack, layer (0: the head), block: row
     absolute: Tensor  # row: the sum of absolute terms
+    words: list[Tensor | None] = field(
+        default_factory=list
+    )  # for each stack: what its words gave beyond an average word
     heads: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # stack, layer, kind: row head
     edges: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head query key
     top_edges: dict[tuple[int, int, str], TopEdges] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Terms:
             [Cut(c.stack, c.number, c.states[row : row + 1], c.total[row : row + 1]) for c in self.cuts],
             one(self.constants),
             self.absolute[row : row + 1],
+            [some(given) for given in self.words],
             one(self.heads),
             one(self.edges),
             {where: given.row(row) for where, given in self.top_edges.items()},
@@ -74,6 +78,18 @@ class Terms:
             some(self.direct_entrance),
             some(self.direct_biases),
         )
+
+    def beyond_reference(self) -> Terms:
+        """The same sum, with what an average word would have given in each place under `biases` instead of `tokens`.
+
+        A side whose words cannot be reached (vectors were handed in, not tokens) stays as it is.
+        """
+        tokens, constants = list(self.tokens), dict(self.constants)
+        for stack, given in enumerate(self.words):
+            if given is not None:
+                constants[stack, 0, "reference"] = (tokens[stack] - given).sum(1)
+                tokens[stack] = given
+        return replace(self, tokens=tokens, constants=constants)
 
     @property
     def gaps(self) -> Tensor:
@@ -115,7 +131,7 @@ class Run:
                 "a pass without gradients inside); see docs/explain.md"
             )
         observer.forget_gradients()
-        leaves = [leaf for _, leaf in observer.leaves] + [leaf for *_, leaf in observer.lookups]
+        leaves = [leaf for _, leaf in observer.leaves] + [lookup.leaf for lookup in observer.lookups]
         for leaf in leaves:
             leaf.grad = None
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=again or self._wanted.direct)
@@ -136,12 +152,11 @@ class Run:
             entrance.given = by_position(leaf.detach(), gradient, entrance.axes).cpu()
             tokens.append(entrance.given.clone())
         looked_up: list[tuple[int, Tensor]] = []
-        for layer, number, leaf in observer.lookups:
-            if leaf.grad is not None and number < len(tokens):
-                given = by_position(leaf.detach(), leaf.grad, (0, 1)).cpu()
-                width = min(given.shape[1], tokens[number].shape[1])
-                tokens[number][:, :width] += given[:, :width]
-                looked_up.append((layer, given.sum(1)))
+        for lookup in observer.lookups:
+            if lookup.leaf.grad is not None and lookup.side < len(tokens):
+                given = by_position(lookup.leaf.detach(), lookup.leaf.grad, (0, 1)).cpu()
+                _add_positions(tokens[lookup.side], given)
+                looked_up.append((lookup.layer, given.sum(1)))
         absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
         constants: dict[tuple[int, int, str], Tensor] = {}
         for place, given in observer.constants:
@@ -166,11 +181,40 @@ class Run:
                 if crossing.born < entrance.layer <= crossing.layer:
                     total = total + crossing.given.cpu()
             cuts.append(Cut(entrance.stack, entrance.number, states, total))
-        terms = Terms(value, tokens, cuts, constants, absolute)
+        terms = Terms(value, tokens, cuts, constants, absolute, self._words(tokens))
         self._collect_blocks(terms)
         if self._wanted.direct:
             self._collect_direct(terms)
         return terms
+
+    def _words(self, tokens: list[Tensor]) -> list[Tensor | None]:
+        """For each stack, `(w_k - mean of all words) · ∂value/∂w_k` at the table in which words are looked up.
+
+        What a model does between its table and its first layer is frozen like the rest, so this is a share of `tokens`.
+        """
+        observer = self.observer
+        heard = list(observer.constants), list(observer.crossings)  # what follows goes back through the same places
+        found: list[Tensor | None] = []
+        for side, (entrance, leaf) in enumerate(observer.leaves):
+            given = torch.zeros_like(tokens[side])
+            reached = False
+            for lookup in observer.lookups:
+                if lookup.side != side:
+                    continue
+                gradient = lookup.leaf.grad
+                if lookup.layer < entrance.layer and entrance.before is not None and leaf.grad is not None:
+                    (way,) = torch.autograd.grad(
+                        entrance.before, lookup.leaf, leaf.grad, retain_graph=True, allow_unused=True
+                    )
+                    reached = reached or way is not None
+                    gradient = way if gradient is None or way is None else gradient + way
+                if gradient is not None:
+                    exact = torch.promote_types(lookup.table.dtype, torch.float32)
+                    average = lookup.table.detach().mean(0, dtype=exact).to(lookup.leaf)
+                    _add_positions(given, by_position(lookup.leaf.detach() - average, gradient, (0, 1)).cpu())
+            found.append(given if reached else None)
+        observer.constants, observer.crossings = heard
+        return found
 
     def _where(self, place: Place) -> tuple[int, int, str]:
         """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
@@ -273,6 +317,12 @@ class Run:
         self._frozen.replay()
         with _nothing_saved():
             return select(run_frozen(self._model, self._inputs, self._frozen, observer)).detach().double().cpu()
+
+
+def _add_positions(tokens: Tensor, given: Tensor) -> None:
+    """Add what positions gave; a model may have padded them by itself."""
+    width = min(given.shape[1], tokens.shape[1])
+    tokens[:, :width] += given[:, :width]
 
 
 def _add(found: dict[tuple[int, int, str], Tensor], where: tuple[int, int, str], given: Tensor | None) -> None:

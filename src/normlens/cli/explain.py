@@ -45,6 +45,9 @@ def explain(
     attention: Annotated[
         str, typer.Option(help="`carried`: attention weights held fixed; `chosen`: also why they are what they are.")
     ] = "carried",
+    reference: Annotated[
+        str, typer.Option(help="What a word is measured from: `mean`, an average word in its place, or `zero`.")
+    ] = "mean",
     part: Annotated[
         list[str] | None, typer.Option("--part", help="Terms to keep (repeat); all but edges by default.")
     ] = None,
@@ -58,6 +61,8 @@ def explain(
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
     if attention not in ("carried", "chosen"):
         raise InputError(f"attention must be one of carried, chosen: got {attention!r}")
+    if reference not in ("mean", "zero"):
+        raise InputError(f"reference must be one of mean, zero: got {reference!r}")
     if out is not None:
         _check_place(out, model, overwrite)
     lens = open_lens(model, gguf_file)
@@ -70,6 +75,7 @@ def explain(
             against=against,
             position=position,
             attention=cast(Any, attention),
+            reference=cast(Any, reference),
             parts=part or None,
             generate=generate,
             truncate=truncate,

@@ -25,8 +25,8 @@ STAGES = 3
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers of a model: the list of modules that holds most of its weights."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=lambda found: sum(p.numel() for p in found.parameters()), default=nn.ModuleList()))
+    lists = [(sum(p.numel() for p in m.parameters()), m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return list(max(lists, key=lambda found: found[0])[1]) if lists else []
 
 
 def shuffled(lens: Lens, stages: int = STAGES, seed: int = 0) -> Callable[[], Iterator[Lens]]:

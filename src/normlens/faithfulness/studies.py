@@ -156,7 +156,7 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
     place = None
     if folder is not None and METHODS.get(method.name) is method:
         what = repr((lens.identity["content"], versions(), method.to_dict(), sample.items))
-        place = folder / "scores" / f"{method.name}-{hashlib.blake2b(what.encode(), digest_size=12).hexdigest()}.npy"
+        place = folder / "scores" / f"{method.name}-{hashlib.blake2b(what.encode(), digest_size=12).hexdigest()}.bin"
         if place.exists():
             kept = _kept(place, sample)
             if kept is not None:
@@ -165,14 +165,23 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
     found = method.scores(lens, sample.items)
     seconds = time.perf_counter() - start
     if place is not None:
-        write_bytes(place, np.concatenate(found).astype("<f8").tobytes())
+        content = np.concatenate(found).astype("<f8").tobytes()
+        write_bytes(place, _seal(content) + content)
     return found, seconds
 
 
 def _kept(place: Path, sample: Sample) -> list[np.ndarray] | None:
+    """What an earlier run left there, if it is whole."""
     lengths = [len(item.ids) for item in sample.items]
-    flat = np.frombuffer(place.read_bytes()[: 8 * sum(lengths)], dtype="<f8")
-    return np.split(flat, np.cumsum(lengths)[:-1]) if len(flat) == sum(lengths) else None
+    content = place.read_bytes()
+    seal, numbers = content[:16], content[16:]
+    if len(numbers) != 8 * sum(lengths) or seal != _seal(numbers):
+        return None
+    return np.split(np.frombuffer(numbers, dtype="<f8"), np.cumsum(lengths)[:-1])
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -56,7 +56,9 @@ def _comparisons(study: Study) -> list[str]:
         if column.better == "neither" or column.name in ("padding", "batch", "double"):
             continue
         sign = -1 if column.better == "low" else 1
-        ahead, behind, level = [], [], []
+        ahead: list[str] = []
+        behind: list[str] = []
+        level: list[str] = []
         for other in names:
             if other == OURS or other not in study.numbers[column.name]:
                 continue

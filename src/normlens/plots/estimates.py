@@ -68,7 +68,7 @@ def plot_estimates(
         ax.set_ylim(len(names) - 0.4, -0.6)
         for tick in np.linspace(low, high, 3):
             ax.axvline(tick, color=GRID, linewidth=HAIRLINE, zorder=0)
-        if floor in panel.points:
+        if floor is not None and floor in panel.points:
             ax.axvline(panel.points[floor][0], color=VERMILION, linewidth=0.8, dashes=(3, 2), zorder=1)
         for row, name in enumerate(names):
             if name not in panel.points:

@@ -1,0 +1,180 @@
+"""Every method gives one number per token; it is the number of its equation; padding and neighbours change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from normlens.attribution import erasure as erasing
+from normlens.attribution.gradients import integrated_gradients
+from normlens.attribution.items import Item, batches, item_of, probabilities, values
+from normlens.attribution.methods import METHODS, Method, find_methods, scores
+from normlens.errors import InputError
+from normlens.lens import Lens
+from tests import tiny
+from tests.attribution.models import headed, ids_of
+from tests.reference import methods as slow
+
+
+def _classifier(dtype: torch.dtype = torch.float64) -> Any:
+    torch.manual_seed(0)
+    config = tiny.bert(id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1}).config
+    return tiny.randomized(transformers.BertForSequenceClassification(config)).to(dtype).eval()
+
+
+def _tagger() -> Any:
+    torch.manual_seed(0)
+    return tiny.randomized(transformers.BertForTokenClassification(tiny.bert().config)).double().eval()
+
+
+def _lens(kind: str) -> Lens:
+    model = {"sequence": _classifier, "token": _tagger}.get(kind, lambda: headed(kind))()
+    model.set_attn_implementation("eager")
+    return Lens(model, tiny.tokenizer("none" if kind in ("gpt2", "llama") else "both"))
+
+
+def _item(kind: str, length: int = 6, seed: int = 0) -> Item:
+    ids = tuple(int(i) for i in ids_of(length, seed))
+    output = {"sequence": 1, "token": 1}.get(kind, 11)
+    return Item(ids, output, None if kind == "token" else 0, None if kind == "sequence" else length - 1)
+
+
+KINDS = ("gpt2", "llama", "bert", "sequence", "token")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["llama", "bert", "sequence", "token"])
+def test_one_number_per_token_whatever_stands_beside_it(kind: str, method: str) -> None:
+    lens = _lens(kind)
+    items = [_item(kind, 6), _item(kind, 6, 1), _item(kind, 4, 2)]
+    together = scores(lens, items, method)
+    assert [len(found) for found in together] == [6, 6, 4]
+    alone = scores(lens, [items[1]], method)[0]
+    np.testing.assert_allclose(together[1], alone, rtol=1e-5, atol=1e-7)
+    padded = scores(lens, [replace(items[1], padding=3)], method)[0]
+    np.testing.assert_allclose(padded, alone, rtol=1e-4, atol=1e-6)
+    if not METHODS[method].signed:
+        assert (alone >= 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_differences(kind: str) -> None:
+    lens, item = _lens(kind), _item(kind)
+    vectors = lens.model.get_input_embeddings()(torch.tensor(item.ids)).detach()
+    value = slow.value_of(lens.model, item.output, item.against, item.position)
+    found = scores(lens, [item], "gradient_x_input")[0]
+    np.testing.assert_allclose(found, slow.gradient_x_input(value, vectors), atol=2e-3 * np.abs(found).max())
+    found = integrated_gradients(lens, [item], steps=4)[0]
+    np.testing.assert_allclose(found, slow.integrated_gradients(value, vectors, 4), atol=2e-3 * np.abs(found).max())
+
+
+def test_integrated_gradients_add_up_in_the_end() -> None:
+    lens, item = _lens("gpt2"), _item("gpt2")
+    vectors = lens.model.get_input_embeddings()(torch.tensor(item.ids)).detach()
+    value = slow.value_of(lens.model, item.output, item.against, item.position)
+    total = value(vectors) - value(torch.zeros_like(vectors))
+    assert integrated_gradients(lens, [item], steps=300)[0].sum() == pytest.approx(total, rel=0.02)
+
+
+def test_erasure_is_a_loop_over_tokens() -> None:
+    lens, item = _lens("gpt2"), replace(_item("gpt2"), against=None)
+    found = scores(lens, [item], "erasure")[0]
+    np.testing.assert_allclose(found, slow.erasure(lens.model, list(item.ids), 11, None, 5), atol=1e-6)
+    lens, item = _lens("sequence"), replace(_item("sequence"), against=None)
+    mask = int(lens.tokenizer.mask_token_id)
+    expected = slow.erasure(lens.model, list(item.ids), 1, mask, None)
+    np.testing.assert_allclose(scores(lens, [item], "erasure")[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "sequence"])
+def test_rollout_is_the_product_of_layers(kind: str) -> None:
+    lens, item = _lens(kind), _item(kind)
+    found = scores(lens, [item], "rollout")[0]
+    expected = slow.attention_rollout(lens.model, list(item.ids), 0 if kind == "sequence" else 5)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.sum() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["carried", "carried_zero", "chosen"])
+def test_complete_methods_are_the_terms_of_explain(method: str) -> None:
+    lens, item = _lens("llama"), _item("llama")
+    assert METHODS[method].complete
+    found = scores(lens, [item], method)[0]
+    inputs = {"input_ids": torch.tensor([item.ids])}
+    settings: Any = {"attention": method.removesuffix("_zero")} | ({"reference": "zero"} if "zero" in method else {})
+    own = lens.explain_inputs(inputs, output=11, against=0, **settings)[0]
+    np.testing.assert_allclose(found, own["tokens"], atol=1e-9)
+    assert found.sum() + float(own["biases"].sum()) == pytest.approx(float(values(lens, [item])[0]), abs=1e-4)
+
+
+def test_a_word_that_is_average_gives_nothing() -> None:
+    """Under the default reference; from zero it gives what its vector gives."""
+    model = headed("llama")
+    with torch.no_grad():
+        table = model.model.embed_tokens.weight
+        table[7] = 0.0
+        table[7] = table.sum(0) / (len(table) - 1)  # now row 7 is the mean of all rows
+    item = Item((9, 7, 12), 11, 13, 2)
+    assert abs(scores(Lens(model), [item], "carried")[0][1]) < 1e-9
+    assert abs(scores(Lens(model), [item], "carried_zero")[0][1]) > 1e-3
+
+
+def test_vectors_that_were_handed_in_are_measured_from_zero() -> None:
+    model = headed("llama")
+    vectors = model.model.embed_tokens(ids_of(5)[None]).detach()
+    (found,) = Lens(model).explain_inputs({"inputs_embeds": vectors}, output=3)
+    assert found.provenance["reference"] == "zero"
+    (words,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, output=3, reference="zero")
+    np.testing.assert_allclose(found["tokens"], words["tokens"], atol=1e-9)
+
+
+def test_what_is_taken_away() -> None:
+    lens, item = _lens("gpt2"), _item("gpt2")
+    assert erasing.without(lens, item, {5}, "delete").position == 4
+    assert erasing.without(lens, item, {1}, "zero").blank == {1}
+    with pytest.raises(InputError, match="keep at least one token"):
+        erasing.without(lens, item, set(range(6)), "delete")
+    with pytest.raises(InputError, match="one of delete, mask, zero"):
+        erasing.check_way(lens, "burn")
+    masked = _lens("bert")
+    asked = Item((1, 20, 21, 22, 2), 11, None, 2)
+    assert 2 not in erasing.removable(masked, asked, "mask")
+    assert erasing.without(masked, asked, {1}, "mask").ids[1] == masked.tokenizer.mask_token_id
+
+
+def test_probabilities_are_those_of_the_softmax() -> None:
+    lens = _lens("sequence")
+    item = replace(_item("sequence"), against=None)
+    with torch.no_grad():
+        logits = lens.model(input_ids=torch.tensor([item.ids])).logits[0].double()
+    assert float(probabilities(lens, [item])[0]) == pytest.approx(float(logits.softmax(-1)[1]))
+    assert sum(map(len, batches([item] * 5000))) == 5000
+
+
+def test_a_method_of_ones_own_is_held_to_its_shape() -> None:
+    lens, item = _lens("gpt2"), _item("gpt2")
+    short = Method("short", "", "", "", "", "", lambda lens, items: [np.ones(2) for _ in items])
+    with pytest.raises(InputError, match="one finite number for each token"):
+        short.scores(lens, [item])
+    with pytest.raises(InputError, match="answers every item"):
+        Method("few", "", "", "", "", "", lambda lens, items: []).scores(lens, [item])
+    with pytest.raises(InputError, match="a method is one of carried"):
+        find_methods(["nothing"])
+
+
+def test_models_with_two_sides_are_refused() -> None:
+    with pytest.raises(InputError, match="reads one and writes another"):
+        scores(Lens(headed("t5")), [_item("gpt2")], "random")
+
+
+def test_items_of_texts() -> None:
+    lens = _lens("bert")
+    item = item_of(lens, "the [MASK] sat", output="cat")
+    assert item.ids[item.position or 0] == lens.tokenizer.mask_token_id
+    own = item_of(_lens("sequence"), "the cat sat")
+    assert own.output in (0, 1) and own.position is None
