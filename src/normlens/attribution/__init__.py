@@ -7,4 +7,5 @@
 5. `terms`, `proof`: one forward and one backward pass, what they give, and whether that may be believed.
 6. `solving`, `results`: batches to proved terms, and terms to labelled arrays.
 7. `explain`: all of it in sequence, for texts and for tensors.
+8. `methods` (with `items`, `gradients`, `erasure`): these terms and what others propose instead, in one table.
 """
