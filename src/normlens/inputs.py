@@ -63,10 +63,15 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
     return checked
 
 
-def rows_of(inputs: Mapping[str, Any]) -> int:
-    """How many sequences the inputs hold. A mask or a position may be one for all of them, so sequences are asked first."""
+def sequences_first(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors of the inputs; a mask or a position may be one for all sequences, so these come last."""
     named = sorted(inputs.items(), key=lambda item: any(word in item[0] for word in _SHARED))
-    return next((int(value.shape[0]) for _, value in named if isinstance(value, Tensor) and value.ndim), 1)
+    return [(name, value) for name, value in named if isinstance(value, Tensor)]
+
+
+def rows_of(inputs: Mapping[str, Any]) -> int:
+    """How many sequences the inputs hold."""
+    return next((int(value.shape[0]) for _, value in sequences_first(inputs) if value.ndim), 1)
 
 
 def fresh(value: Any) -> Any:

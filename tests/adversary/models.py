@@ -50,6 +50,8 @@ class Recipe:
     sum_scale: float
     parallel: bool
     cross: bool
+    feed_forward: str
+    final_norm: bool
 
     @classmethod
     def drawn(cls, random: Random) -> Recipe:
@@ -84,6 +86,8 @@ class Recipe:
             sum_scale=random.choice((1.0,) * 9 + (0.5,)),
             parallel=sometimes(),
             cross=sometimes(0.2),
+            feed_forward=random.choice(("plain", "plain", "gated", "experts")),
+            final_norm=sometimes(0.4),
         )
 
 
@@ -307,6 +311,45 @@ class OddBlock(nn.Module):
         )
 
 
+class Gated(nn.Module):
+    """A gated unit, `silu(a) · b`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, 8), nn.Linear(width, 8, bias=False)
+        self.down = nn.Linear(8, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return output
+
+
+class Experts(nn.Module):
+    """The two best of three experts, weighted by a router."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 3)
+        self.experts = nn.ModuleList(feed_forward("plain", width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        best, which = torch.topk(torch.softmax(self.router(tokens), -1), 2)
+        output = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            places, slots = torch.where(which == number)
+            output.index_add_(0, places, expert(tokens[places]) * best[places, slots, None])
+        return output.view(x.shape)
+
+
+def feed_forward(kind: str, width: int) -> nn.Module:
+    if kind == "gated":
+        return Gated(width)
+    if kind == "experts":
+        return Experts(width)
+    return nn.Sequential(nn.Linear(width, 8), nn.GELU(), nn.Linear(8, width))
+
+
 class OddLayer(nn.Module):
     """Self-attention, perhaps attention to a memory, and a feed-forward network."""
 
@@ -315,7 +358,7 @@ class OddLayer(nn.Module):
         self.own = OddBlock(recipe, False)
         self.other = OddBlock(recipe, True) if recipe.cross else None
         self.norm = make_norm(recipe.norm, recipe.width)
-        self.feed_forward = nn.Sequential(nn.Linear(recipe.width, 8), nn.GELU(), nn.Linear(8, recipe.width))
+        self.feed_forward = feed_forward(recipe.feed_forward, recipe.width)
 
     def forward(
         self, x: Tensor, visible: Tensor, memory: Tensor | None, seen: Tensor, record: list[Attention] | None
@@ -337,6 +380,7 @@ class OddModel(nn.Module):
         self.places = nn.Embedding(POSITIONS, recipe.width)
         self.dropout = nn.Dropout(0.1)
         self.layers = nn.ModuleList(OddLayer(recipe) for _ in range(1 if recipe.shared else recipe.layers))
+        self.final = make_norm(recipe.norm, recipe.width) if recipe.final_norm else None
 
     def forward(
         self,
@@ -366,7 +410,7 @@ class OddModel(nn.Module):
         seen = torch.ones(1, 1, 1, 1 if memory is None else memory.shape[1], dtype=torch.bool)
         for n_layer in range(r.layers):
             x = self.layers[0 if r.shared else n_layer](x, visible, memory, seen, record)
-        return x
+        return x if self.final is None else self.final(x)
 
 
 def odd_model(random: Random) -> OddModel:

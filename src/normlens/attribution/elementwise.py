@@ -41,7 +41,7 @@ def activate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ..
     key = number_key(kwargs, rest)
     if any(is_live(x) for x in tensors(rest, kwargs)):
         raise AnatomyError(f"an operation must have a rule: `{name}` with live parameters has none")
-    chain = _chain_of(z)
+    chain = chain_of(z)
     known = None if key is None or chain.key is None else (chain.key, name, key)
     before = chain.function
     return run.bend(
@@ -81,7 +81,7 @@ def multiply(run: FrozenPass, name: str, function: Function, args: tuple[Any, ..
 
 
 def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
-    chain = _chain_of(gate)
+    chain = chain_of(gate)
     source = chain.source if chain.source.shape == gate.shape else chain.source.expand(gate.shape)
     if run.replaying:
         a0, b0, active = run.hold(lambda: ())
@@ -197,7 +197,8 @@ def glu(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
 # ---- chains ------------------------------------------------------------------------------------------------------------
 
 
-def _chain_of(x: Tensor) -> Chain:
+def chain_of(x: Tensor) -> Chain:
+    """The function of one tensor that a tensor is: the identity where nothing else is known."""
     lineage = lineage_of(x)
     if lineage is not None and lineage.chain is not None:
         return lineage.chain
@@ -221,7 +222,7 @@ def same_source(operands: Any) -> Tensor | None:
 
 def joined(name: str, function: Function, operands: Any, source: Tensor, key: Hashable | None) -> Chain:
     """A function of several operands that share their source (constants among them stay as they are)."""
-    chains = [_chain_of(x) if is_live(x) else None for x in operands]
+    chains = [chain_of(x) if is_live(x) else None for x in operands]
     functions = [None if chain is None else chain.function for chain in chains]
     fixed = [x if chain is None else None for x, chain in zip(operands, chains, strict=True)]
 
@@ -236,7 +237,7 @@ def joined(name: str, function: Function, operands: Any, source: Tensor, key: Ha
 
 def extend(run: FrozenPass, out: Tensor, x: Tensor, key: Hashable | None, step: Function, bent: bool = False) -> None:
     """`out` is one more element-wise step from `x`; no key: the step changes no number."""
-    chain = _chain_of(x)
+    chain = chain_of(x)
     before = chain.function
     known = None if chain.key is None else chain.key if key is None else (chain.key, key)
     run.chain(out, Chain(chain.source, lambda z: step(before(z)), known, bent or chain.bent))

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from normlens.attribution.affine import Sloped, slope_of
 from normlens.attribution.chosen import Weights
 from normlens.attribution.edges import AttentionWeights
+from normlens.attribution.layers import Place
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
 from normlens.attribution.operands import Function, is_live, mapped, tensors
 from normlens.attribution.rules import RULES, words
@@ -42,6 +43,7 @@ _SYNONYMS = {
     "special_expit": "sigmoid", "greater": "gt", "less": "lt", "not_equal": "ne", "greater_equal": "ge",
     "less_equal": "le", "rdiv": "reciprocal",
 }  # fmt: skip
+_PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
 #: Changes in place that add no constant of their own where what they change is live or empty.
 _PLAIN_CHANGES = frozenset(("add_", "index_add_", "index_put_", "setitem", "copy_", "scatter_add_", "masked_scatter_"))
 
@@ -70,6 +72,7 @@ class FrozenPass(TorchFunctionMode):
         self._next = 0
         self._name = ""  # of the operation whose rule runs
         self._operands: Any = ()
+        self._added: Place | None = None  # where the rule has just added a constant
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ class FrozenPass(TorchFunctionMode):
                 self.listener.changing(args[0])
             out = func(*args, **kwargs)
             if noted:
-                self._carry_weights(func, args, kwargs, out)
+                self._carry(name, func, args, kwargs, out)
             else:
                 out = self.listener.looked_up(name, args, kwargs, out)
             return out
@@ -154,12 +157,12 @@ class FrozenPass(TorchFunctionMode):
         side = kind = None
         given = []
         for x in tensors(args, kwargs):
+            lineage = lineage_of(x)
+            if lineage is not None:
+                side = lineage.side if side is None else side
+                kind = lineage.kind if kind is None else kind
             if x.requires_grad:
                 given.append(id(x))
-                lineage = lineage_of(x)
-                if lineage is not None:
-                    side = lineage.side if side is None else side
-                    kind = lineage.kind if kind is None else kind
         for x in tensors(out):
             if not x.requires_grad or id(x) in given:
                 continue
@@ -206,22 +209,19 @@ class FrozenPass(TorchFunctionMode):
         lineage = Lineage(self.listener.layer, None if before is None else before.side)
         earlier = lineage_of(result) if result is not x else None
         if earlier is not None:
-            lineage.chain, lineage.kind, lineage.stream, lineage.parts, lineage.shadow = (
-                earlier.chain, earlier.kind, earlier.stream, earlier.parts, earlier.shadow,
-            )  # fmt: skip
+            lineage.take(earlier)
+            lineage.chain = earlier.chain
         elif result is x:
             if before is not None:
-                lineage.stream, lineage.kind, lineage.shadow = before.stream, before.kind, before.shadow
-            if name == "add_":
-                self._summed_in_place(lineage, x, value)
+                lineage.take(before)
+                lineage.parts = None
+            if name == "add_" and lineage.stream:
+                self.listener.block(x, value, lineage, lineage.shifts)
+                lineage.shifts = ()
         x.__dict__.pop("_normlens_lineage", None)
         remember(x, lineage)
         self._annotate_self(x, args, kwargs)
         return out
-
-    def _summed_in_place(self, lineage: Lineage, x: Tensor, value: Tensor) -> None:
-        if lineage.stream:
-            self.listener.block(x, value, lineage)
 
     def _annotate_self(self, x: Tensor, args: Any, kwargs: Any) -> None:
         lineage = lineage_of(x)
@@ -244,8 +244,9 @@ class FrozenPass(TorchFunctionMode):
 
     def constant(self, out: Any, value: Callable[[], Any]) -> None:
         """Something was added that belongs to no input."""
+        self._added = None
         if is_live(out) and not self.replaying:
-            self.listener.constant(out, value, self._branch())
+            self._added = self.listener.constant(out, value, self._branch())
 
     def _branch(self) -> str | None:
         """The block in whose branch the operation stands, where its operands say so."""
@@ -284,11 +285,13 @@ class FrozenPass(TorchFunctionMode):
         if a.shape != b.shape or self._name not in ("add", "add_"):  # a mean taken off, as a normalization does
             lineage.stream = any(of_stream)
         elif of_stream == (True, False):
-            lineage.stream, lineage.side, lineage.shadow = True, first.side, first.shadow  # type: ignore[union-attr]
-            self.listener.block(out, b, lineage)
+            assert first is not None
+            lineage.stream, lineage.side, lineage.shadow = True, first.side, first.shadow
+            self.listener.block(out, b, lineage, first.shifts)
         elif of_stream == (False, True):
-            lineage.stream, lineage.side, lineage.shadow = True, second.side, second.shadow  # type: ignore[union-attr]
-            self.listener.block(out, a, lineage)
+            assert second is not None
+            lineage.stream, lineage.side, lineage.shadow = True, second.side, second.shadow
+            self.listener.block(out, a, lineage, second.shifts)
         elif of_stream == (True, True):
             lineage.stream = True
         elif a.shape == b.shape:
@@ -298,44 +301,40 @@ class FrozenPass(TorchFunctionMode):
 
     def shifted(self, out: Tensor, x: Tensor) -> None:
         """A constant was added to a live tensor."""
-        before = lineage_of(x)
-        if before is not None and before.stream:
-            lineage = self._lineage(out)
-            lineage.stream = True
-            if before.shadow is not None:
-                lineage.shadow = before.shadow + self.listener.shadow_constant(out.detach() - x.detach())
+        self._on_stream(
+            out, x, lambda shadow: shadow + self.listener.shadow_constant(out.detach() - x.detach()), self._added
+        )
 
     def scaled(self, out: Tensor, x: Tensor, factor: Any) -> None:
         """A live tensor was multiplied by a constant, or divided by one."""
-        before = lineage_of(x)
-        if before is not None and before.stream and out.shape == x.shape:
-            lineage = self._lineage(out)
-            lineage.stream = True
-            if before.shadow is not None:
-                lineage.shadow = (
-                    before.shadow / factor if self._name.startswith(("div", "true")) else before.shadow * factor
-                )
+        if out.shape == x.shape:
+            divided = self._name.startswith(("div", "true"))
+            self._on_stream(out, x, lambda shadow: shadow / factor if divided else shadow * factor)
 
     def reshaped(self, out: Any, x: Tensor, again: Function) -> None:
         """The same numbers in another shape or type."""
-        before = lineage_of(x)
-        if before is not None and before.stream and is_live(out) and out is not x:
-            lineage = self._lineage(out)
-            lineage.stream = True
-            if before.shadow is not None:
-                lineage.shadow = again(before.shadow)
+        if is_live(out) and out is not x:
+            self._on_stream(out, x, again)
 
     def normalized(self, out: Tensor, x: Tensor, linear: Function, beta: Tensor | None) -> None:
         """A live tensor was normalized; `linear` is the map with its denominator held, without its shift."""
+
+        def again(shadow: Tensor) -> Tensor:
+            y: Tensor = linear(shadow)
+            return y if beta is None else y + self.listener.shadow_constant(beta.expand_as(y))
+
+        self._on_stream(out, x, again, None if beta is None else self._added)
+
+    def _on_stream(self, out: Tensor, x: Tensor, again: Function, shift: Place | None = None) -> None:
+        """What became of the stream may be the stream still; `again` does the same to the one without branches."""
         before = lineage_of(x)
-        if before is not None and before.stream:
-            lineage = self._lineage(out)
-            lineage.stream = True
-            if before.shadow is not None:
-                shadow = linear(before.shadow)
-                lineage.shadow = (
-                    shadow if beta is None else shadow + self.listener.shadow_constant(beta.expand_as(shadow))
-                )
+        if before is None or not before.stream:
+            return
+        lineage = self._lineage(out)
+        lineage.stream = True
+        lineage.shifts = before.shifts if shift is None else (*before.shifts, shift)
+        if before.shadow is not None:
+            lineage.shadow = again(before.shadow)
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
@@ -346,24 +345,30 @@ class FrozenPass(TorchFunctionMode):
             lineage.weights = Weights(scores if self.chosen else None, function, plain)
             remember(out, lineage)
 
-    def _carry_weights(self, func: Function, args: Any, kwargs: Any, out: Any) -> None:
-        """Attention weights stay attention weights through dropout, casts, slices and constants."""
+    def _carry(self, name: str, func: Function, args: Any, kwargs: Any, out: Any) -> None:
+        """What is remembered of a constant: attention weights stay weights through dropout, casts, slices and constants."""
         if not isinstance(out, Tensor) or not out.is_floating_point() or lineage_of(out) is not None:
             return
-        for position, x in enumerate(args):
-            lineage = lineage_of(x) if isinstance(x, Tensor) else None
-            if lineage is not None and lineage.weights is not None:
-                before = lineage.weights
+        found = next(((i, x) for i, x in enumerate(args) if isinstance(x, Tensor) and lineage_of(x) is not None), None)
+        if found is None:
+            return
+        position, before = found[0], lineage_of(found[1])
+        assert before is not None
+        fresh = Lineage(self.listener.layer, None)
+        fresh.kind = before.kind
+        weights = before.weights
+        if weights is not None and name in _PRODUCTS:  # values that no input vector reaches: another stack's, as given
+            fresh.kind = "cross_attention"
+            self.listener.layers.mark(fresh.kind)
+        elif weights is not None:
 
-                def again(scores: Tensor, position: int = position, before: Any = before) -> Any:
-                    changed = list(args)
-                    changed[position] = before.function(scores)
-                    return func(*changed, **kwargs)
+            def again(scores: Tensor) -> Any:
+                changed = list(args)
+                changed[position] = weights.function(scores)
+                return func(*changed, **kwargs)
 
-                fresh = Lineage(self.listener.layer, None)
-                fresh.weights = Weights(before.scores, again)
-                remember(out, fresh)
-                return
+            fresh.weights = Weights(weights.scores, again)
+        remember(out, fresh)
 
     def attended(self, out: Tensor, values: Tensor, weights: AttentionWeights) -> None:
         """Attention weights met values."""

@@ -28,6 +28,7 @@ class Place:
     unit: str
     kind: str | None  # of the block in whose branch it stood
     blocks: int  # how many blocks had entered the stream before
+    on_stream: bool = False  # whether the stream goes on with it: a normalization after a block, not in front of one
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,18 @@ class Layers:
     def block_at(self, place: Place) -> str:
         """The kind of block to which a place in a layer belongs.
 
-        A normalization that stands directly in the layer belongs to the part that it feeds where the layer begins with
-        one, else to the part that it follows; on a branch it belongs to that branch.
+        A normalization that stands directly in the layer belongs to the part that it feeds, or, where the residual stream
+        goes on normalized, to the part that it follows; on a branch it belongs to that branch.
         """
-        order = self._orders.get(place.layer, [])
-        names, unit = [name for name, _ in order], place.unit
-        if place.kind is not None and dict(order).get(unit, True):
+        order, unit = self._orders.get(place.layer, []), place.unit
+        is_norm = dict(order).get(unit, True)
+        if is_norm and place.kind is not None:
             return place.kind
-        if dict(order).get(unit):
-            index, begins_with_norm = names.index(unit), order[0][1]
-            near = order[index + 1 :] if begins_with_norm else order[:index][::-1]
-            unit = next((other for other, is_norm in near if not is_norm), unit)
+        if is_norm and unit:
+            index = [name for name, _ in order].index(unit)
+            before, after = ([n for n, norm in some if not norm] for some in (order[:index], order[index + 1 :]))
+            near = (before[::-1] or after) if place.on_stream or not after else after
+            unit = near[0] if near else unit
         return self._kinds.get((place.layer, unit), "feed_forward")
 
     # ---- hooks -------------------------------------------------------------------------------------------------------

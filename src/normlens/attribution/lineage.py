@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlens.attribution.layers import Place
+
 _NAME = "_normlens_lineage"
 
 
@@ -50,7 +52,7 @@ _zeros: dict[Hashable, float] = {}
 class Lineage:
     """Where a tensor was made, and what it is to the model."""
 
-    __slots__ = ("alias", "born", "chain", "kind", "parts", "replaced", "shadow", "side", "stream", "weights")
+    __slots__ = ("alias", "born", "chain", "kind", "parts", "replaced", "shadow", "shifts", "side", "stream", "weights")
 
     def __init__(self, born: int, side: int | None) -> None:
         self.born = born  # the layer, as the model runs them, in which it was made
@@ -59,10 +61,16 @@ class Lineage:
         self.kind: str | None = None  # the block in whose branch it stands: attention, cross_attention, mixer
         self.stream = False  # whether it is the residual stream itself
         self.parts: tuple[Tensor, ...] | None = None  # summands that are outputs of blocks of their own
+        self.shifts: tuple[Place, ...] = ()  # where constants were added to the stream since the last block
         self.weights: Any = None  # attention weights: how they came from their scores
         self.shadow: Tensor | None = None  # the stream without its branches, for `direct`
         self.replaced: Tensor | None = None  # the leaf that took the place of these input vectors
         self.alias: tuple[int, Tensor] | None = None  # the same tensor as a later layer took it
+
+    def take(self, other: Lineage) -> None:
+        """Be to the model what another tensor is: on the stream, or in a branch."""
+        self.stream, self.kind, self.parts = other.stream, other.kind, other.parts
+        self.shadow, self.shifts = other.shadow, other.shifts
 
 
 def lineage_of(tensor: Tensor) -> Lineage | None:

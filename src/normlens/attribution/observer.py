@@ -21,6 +21,7 @@ from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
 from normlens.attribution.operands import mapped, tensors
 from normlens.errors import AnatomyError, InputError
+from normlens.inputs import sequences_first
 
 
 @dataclass
@@ -222,6 +223,8 @@ class Observer:
                 self.shadows.append(fresh.shadow)
             elif lineage is not None:
                 fresh.shadow = lineage.shadow
+        if lineage is not None:
+            _goes_on(lineage.shifts)
         remember(taken, fresh)
         if first:
             original = lineage_of(vectors) or Lineage(0, None)
@@ -316,8 +319,8 @@ class Observer:
             return lineage.alias[1]
         alias = x.view_as(x)
         fresh = Lineage(self.layer, lineage.side)
-        fresh.stream, fresh.kind, fresh.parts, fresh.chain = lineage.stream, lineage.kind, lineage.parts, lineage.chain
-        fresh.shadow = lineage.shadow
+        fresh.take(lineage)
+        fresh.chain = lineage.chain
         remember(alias, fresh)
         born, layer, held = lineage.born, self.layer, self.keep(x)
 
@@ -328,7 +331,7 @@ class Observer:
         lineage.alias = (layer, alias)
         return alias
 
-    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> None:
+    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> Place:
         """Read what a constant gives; `kind`: of the block in whose branch it is added, where that is known."""
         place = self.layers.place(kind, len(self.blocks))
 
@@ -336,6 +339,7 @@ class Observer:
             self.constants.append((place, self._constant_given(gradient, value())))
 
         out.register_hook(read)
+        return place
 
     def _constant_given(self, gradient: Tensor, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.ndim == 1 and value.numel() == gradient.shape[-1]:
@@ -397,8 +401,9 @@ class Observer:
 
         out.register_hook(read)
 
-    def block(self, out: Tensor, branch: Tensor, lineage: Lineage) -> None:
-        """A block's output enters the residual sum."""
+    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[Place, ...]) -> None:
+        """A block's output enters the residual sum; `shifts`: what was added to the stream before it."""
+        _goes_on(shifts)
         if self.replayed is not None or not (self.wanted.blocks or self.wanted.direct):
             return
         found = lineage_of(branch)
@@ -445,6 +450,12 @@ class Observer:
         self.layers.mark("mixer")
 
 
+def _goes_on(shifts: tuple[Place, ...]) -> None:
+    """The stream goes on with these constants in it: they stand after a block, not before one."""
+    for place in shifts:
+        place.on_stream = True
+
+
 def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int]) -> Tensor:
     """`x_k · gradient_k` for each row and position."""
     return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1).double()
@@ -464,7 +475,8 @@ def _continues(ids: Tensor, mine: Tensor) -> bool:
 
 
 def _shape_of(inputs: Mapping[str, Any]) -> tuple[int, set[int]]:
-    found = [x.shape for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2]
+    """How many rows there are, and how many positions they may have, on either side."""
+    found = [x.shape for _, x in sequences_first(inputs) if x.ndim >= 2]
     if not found:
         raise InputError("an explanation needs a batch of inputs: no tensor of rows and positions was given")
     return int(found[0][0]), {int(shape[1]) for shape in found}

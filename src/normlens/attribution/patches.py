@@ -2,6 +2,7 @@
 
 This is the one place of `attribution` that changes something outside of it for a while: functions of modelling modules that
 run a recurrence, and `torch.autograd.Function.apply` and `torch.no_grad`, behind which a model's code would be invisible.
+All of them do what they always did in every thread but the one that runs the pass.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -49,10 +51,19 @@ _RECURRENCES = (
 )
 
 
+_patching = threading.RLock()
+
+
+def _here() -> Callable[[], bool]:
+    """Whether code runs in the thread that asks now."""
+    mine = threading.get_ident()
+    return lambda: threading.get_ident() == mine
+
+
 @contextmanager
 def seen_through(model: nn.Module, run: FrozenPass) -> Iterator[None]:
     """Make recurrences and autograd functions of the model's own code visible to the rules."""
-    with ExitStack() as stack:
+    with _patching, ExitStack() as stack:  # one at a time: each puts back what it found
         stack.enter_context(_open_functions())
         stack.enter_context(_gradients_everywhere())
         for module in {type(part).__module__ for part in model.modules()}:
@@ -83,11 +94,11 @@ def _held_weights(module: Any, run: FrozenPass) -> Iterator[None]:
 
 def _with_held_weights(function: Callable[..., Any], run: FrozenPass) -> Callable[..., Any]:
     """A recurrence whose decays, step sizes, queries and keys are held: its values alone are parts."""
-    signature = inspect.signature(function)
+    signature, here = inspect.signature(function), _here()
 
     @functools.wraps(function)
     def recur(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not here() or not torch.is_grad_enabled():
             return function(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         for name, value in given.arguments.items():
@@ -110,11 +121,12 @@ class _Context:
 @contextmanager
 def _open_functions() -> Iterator[None]:
     """Run the forward code of a model's own autograd functions as ordinary code."""
-    own = torch.autograd.Function.__dict__["apply"]
+    own, here = torch.autograd.Function.__dict__["apply"], _here()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if (
-            cls.__module__.startswith(("normlens.", "torch."))
+            not here()
+            or cls.__module__.startswith(("normlens.", "torch."))
             or cls.setup_context is not torch.autograd.Function.setup_context
         ):
             return own.__func__(cls, *args, **kwargs)
@@ -130,10 +142,23 @@ def _open_functions() -> Iterator[None]:
 @contextmanager
 def _gradients_everywhere() -> Iterator[None]:
     """Some families run early cycles or whole layers without gradients; they are part of the map all the same."""
-    enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
+    enter, leave, here = torch.no_grad.__enter__, torch.no_grad.__exit__, _here()
+    passed: set[int] = set()  # blocks of the model's own code that were entered without effect
+
+    def entered(block: Any) -> None:
+        if here():
+            passed.add(id(block))
+        else:
+            enter(block)
+
+    def left(block: Any, *args: Any) -> None:
+        if here() and id(block) in passed:
+            passed.discard(id(block))
+        else:
+            leave(block, *args)
+
     try:
-        torch.no_grad.__enter__ = lambda self: None  # type: ignore[method-assign]
-        torch.no_grad.__exit__ = lambda self, *args: None  # type: ignore[method-assign]
+        torch.no_grad.__enter__, torch.no_grad.__exit__ = entered, left  # type: ignore[method-assign]
         yield
     finally:
         torch.no_grad.__enter__, torch.no_grad.__exit__ = enter, leave  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from transformers.models.auto import modeling_auto
 
 from normlens.attribution.operands import tensors
 from normlens.errors import InputError
+from normlens.inputs import sequences_first
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
 Output = int | str | None
@@ -333,5 +334,9 @@ def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> lis
     for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds", *(() if decoder else ("inputs_embeds",))):
         if isinstance(inputs.get(name), Tensor):
             return list(range(inputs[name].shape[1]))
-    first = next(x for x in inputs.values() if isinstance(x, Tensor) and x.ndim >= 2)
+    first = next((x for _, x in sequences_first(inputs) if x.ndim >= 2), None)
+    if first is None:
+        raise InputError(
+            "an explanation needs rows of positions: no input is a tensor of (batch, position, …); pass one"
+        )
     return list(range(first.shape[1]))

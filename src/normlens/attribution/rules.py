@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from normlens.attribution.affine import Normalized
 from normlens.attribution.attention import attend, fused_attention, multi_head, softmax
 from normlens.attribution.elementwise import (
     activate,
+    chain_of,
     clamp,
     divide,
     extend,
@@ -62,13 +64,25 @@ def words(text: str) -> frozenset[str]:
 def linear(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A linear map of its one live operand."""
     out = function(*args, **kwargs)
-    if name in _RESHAPES and is_live(args[0]):
-        run.reshaped(out, args[0], lambda x: function(x, *args[1:], **kwargs))
+    x = args[0]
+    if name in _REARRANGED and is_live(x) and is_live(out):
+        chain = chain_of(x)
+        if chain.bent and chain.source.shape == x.shape:  # entry by entry, whatever the order of the entries
+            run.chain(out, replace(chain, source=function(chain.source, *args[1:], **kwargs)))
+        if name in _RESHAPES:
+            run.reshaped(out, x, lambda y: function(y, *args[1:], **kwargs))
     return out
 
 
 #: Operations after which the residual stream is still the residual stream.
 _RESHAPES = frozenset(("view", "reshape", "transpose", "permute", "contiguous", "dropout", "squeeze", "unsqueeze"))
+#: Operations after which the entries are the same ones, some of them perhaps left out or repeated.
+_REARRANGED = _RESHAPES | frozenset(
+    (
+        *("flatten", "unflatten", "expand", "expand_as", "repeat", "repeat_interleave", "getitem", "select", "narrow"),
+        *("movedim", "moveaxis", "swapaxes", "swapdims", "view_as", "reshape_as", "broadcast_to", "index_select"),
+    )
+)
 
 
 def mixed(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,7 +310,8 @@ def rms(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
     x, gamma, eps = given["input"], given.get("weight"), given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     axes = tuple(range(-len(given["normalized_shape"]), 0))
-    scale = run.hold(lambda: torch.rsqrt(x.detach().float().square().mean(axes, keepdim=True) + eps).to(x.dtype))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = run.hold(lambda: torch.rsqrt(x.detach().to(wide).square().mean(axes, keepdim=True) + eps).to(x.dtype))
     with run:
         out = x * scale
         return out if gamma is None else out * gamma
