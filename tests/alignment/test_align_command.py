@@ -11,6 +11,7 @@ from normlens import lens as lens_module
 from normlens.alignment.formats import read_alignments
 from normlens.alignment.layer_choice import Agreement
 from normlens.cli import align as command
+from normlens.cli import line_output
 from normlens.cli.align import align
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
@@ -71,8 +72,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 ) -> None:
     out = tmp_path / "links"
     monkeypatch.setattr(Agreement, "auto", lambda self, setting: (1, 2))
-    monkeypatch.setattr(command, "_WINDOW", 2)
-    monkeypatch.setattr(command, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(line_output, "WINDOW", 2)
+    monkeypatch.setattr(line_output, "SAVE_EVERY", 0.0)
     run(*text, "--out", str(tmp_path / "whole"))
     record = json.loads((tmp_path / "whole.run.json").read_text())
     assert record["choices"]["measure"] == "attn_n" and record["models"]["forward"]["class"] == "MarianMTModel"

@@ -23,12 +23,16 @@ from normlens.alignment.extraction import (
 )
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
 from normlens.alignment.links import Link, Links, swap
+from normlens.alignment.marked_text import MarkedText, ProjectedText
+from normlens.alignment.markup import Markup, read_markup, write_markup
 from normlens.alignment.pair_encoding import EncodedPair, PairFormat
+from normlens.alignment.projection import Pieces, project_marks
 from normlens.alignment.symmetrize import HEURISTICS, Symmetrization, symmetrize
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from normlens.lens import Lens, load
 from normlens.provenance import version_of, versions
+from normlens.text.words import Span, spaced_spans, word_spans
 
 if TYPE_CHECKING:
     from normlens.viewer.alignment_page import Gold
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
 #: Pairs that are sorted by length together; their alignments leave in the order of the input.
 WINDOW = 512
 LayerChoice = Literal["auto", "best"] | int | Sequence[int]
+#: How words are found in a text that carries marks: in running text, or between spaces.
+WordRule = Literal["text", "spaces"]
+WORD_RULES: dict[WordRule, Callable[[str], list[Span]]] = {"text": word_spans, "spaces": spaced_spans}
 
 
 @dataclass(frozen=True)
@@ -261,6 +268,51 @@ class Aligner:
             pair.source.words, pair.target.words, links, links if certain is None else certain & links, scores
         )
 
+    # ---- carrying marks across -----------------------------------------------------------------------------------
+
+    def project(
+        self,
+        pairs: Iterable[tuple[MarkedText, str]],
+        *,
+        words: WordRule = "text",
+        pieces: Pieces = "one",
+    ) -> Iterator[ProjectedText]:
+        """Carry the marks of each source text into its translation, by the rules of `projection`.
+
+        Words are found in running text (`words="text"`) or stand between spaces (`"spaces"`).
+        """
+        if self.choices.raw:
+            raise InputError("Marks are projected over words with known characters: leave out raw.")
+        if words not in WORD_RULES:
+            raise InputError(f"Words are found by one of {', '.join(WORD_RULES)}: got {words!r}.")
+        spans_of = WORD_RULES[words]
+        stream = iter(pairs)
+        while window := list(islice(stream, WINDOW)):
+            spans = [(marked.words(spans_of), spans_of(target)) for marked, target in window]
+            lines = [
+                (spaced(marked.text, own), spaced(target, other))
+                for (marked, target), (own, other) in zip(window, spans, strict=True)
+            ]
+            for (marked, target), (own, other), aligned in zip(window, spans, self.align(lines), strict=True):
+                if aligned.problem is not None:
+                    yield ProjectedText(target, (), marked.marks, aligned.problem)
+                else:
+                    yield project_marks(marked, own, target, other, aligned.scores, pieces)
+
+    def project_markup(self, source: str, target: str, markup: Markup = "html", *, pieces: Pieces = "one") -> str:
+        """One line with its inline markup carried into its translation; what has no place there is an error.
+
+        >>> aligner.project_markup("a <b>red</b> car", "une voiture rouge")  # doctest: +SKIP
+        'une voiture <b>rouge</b>'
+        """
+        (found,) = self.project([(read_markup(source, markup), target)], pieces=pieces)
+        if found.problem is not None or found.unplaced:
+            lost = ", ".join(mark.opening or mark.name for mark in found.unplaced)
+            raise InputError(
+                f"Every mark must find its place: {lost} did not ({found.problem or 'no link leads there'})."
+            )
+        return write_markup(found, markup)
+
     # ---- seeing it -----------------------------------------------------------------------------------------------
 
     def show(self, source: str, target: str, *, gold: Gold | None = None, view: str = "view=alignment") -> View:
@@ -311,6 +363,11 @@ class Aligner:
             f"normlens:{version_of('normlens')}",
         ]
         return "|".join(["align", *parts])
+
+
+def spaced(text: str, spans: Sequence[Span]) -> str:
+    """The words of a text with spaces between them, as the models are given them."""
+    return " ".join(text[start:end] for start, end in spans)
 
 
 def _existing(layers: Sequence[int], mapper: WordMapper) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ class PairEncoder:
         self.source_start = self.source.prefix + self.source.text_ids(form.source_prefix)
         self.decoder_start: tuple[int, ...] = (_start_id(model.config, self.target), *self.target.prefix)
         self._pad = padding_id(model, tokenizer)
-        self._limit = longest_input(model, tokenizer)
+        self.limit = longest_input(model, tokenizer)
 
     def __call__(self, source: str, target: str) -> EncodedPair:
         """Prepare one pair; a pair that cannot be aligned says why in `problem` and is never shortened silently."""
@@ -83,8 +83,8 @@ class PairEncoder:
             problem = "an empty side"
         elif not source_words.ids or not target_words.ids:
             problem = "a side without subwords"
-        elif self._limit is not None and longest > self._limit:
-            problem = f"{longest} subwords, the model takes {self._limit}"
+        elif self.limit is not None and longest > self.limit:
+            problem = f"{longest} subwords, the model takes {self.limit}"
         return EncodedPair(
             source_words,
             target_words,

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normlens.cli import line_output
+from normlens.cli.line_output import check_output, count_lines, input_record, is_stream, layers_option, opened
 from normlens.cli.options import OverwriteOption, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
-from normlens.files import growing_file, refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
     from normlens.alignment.links import Links
     from normlens.alignment.parallel_files import UnfinishedRun
-
-#: Pairs that are aligned together, and seconds after which finished ones are made durable.
-_WINDOW = 64
-_SAVE_EVERY = 5.0
 
 
 def align(
@@ -94,7 +89,7 @@ def align(
         if not path.exists():
             raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
 
-    _check_output(out, [path for path in (source, target, reverse_links) if path is not None], resume, overwrite)
+    check_output(out, [path for path in (source, target, reverse_links) if path is not None], resume, overwrite)
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.formats import read_alignments
@@ -107,7 +102,7 @@ def align(
         None if reverse_model is None else open_lens(reverse_model, device=device),
         setting=setting,  # type: ignore[arg-type]  # the Aligner checks these names
         measure=measure,
-        layer=_layers(layer),  # type: ignore[arg-type]
+        layer=layers_option(layer),  # type: ignore[arg-type]
         head=head,
         symmetrize=symmetrize,  # type: ignore[arg-type]
         extract=extract,  # type: ignore[arg-type]
@@ -128,8 +123,8 @@ def align(
     inputs = {"source": source, "target": target, "reverse_links": reverse_links}
     about = {
         "format": style,
-        "inputs": {name: _input(path) for name, path in inputs.items() if path is not None},
-        "window": _WINDOW,
+        "inputs": {name: input_record(path) for name, path in inputs.items() if path is not None},
+        "window": line_output.WINDOW,
     }
     run: UnfinishedRun | None = None
     if resume and out is not None and any(path.exists() for path in files_of_run(out)):
@@ -141,15 +136,15 @@ def align(
     else:
         if first_pairs:
             aligner.choose_layers(first_pairs)
-        if out is not None and not _is_stream(out):
+        if out is not None and not is_stream(out):
             run = UnfinishedRun(out, {**aligner.record(), **about})
     for name, agreement in aligner.agreements.items():
         print(f"{name}:\n{agreement.table(aligner.choices.setting)}", file=sys.stderr)
 
     problems: Counter[str] = Counter()
-    total = _count(source)
+    total = count_lines(source)
     skip = run.lines if run is not None else 0
-    with _opened(run, out) as write, progress_bar("aligning") as progress:
+    with opened(run, out) as write, progress_bar("aligning") as progress:
         pairs = read_parallel(source, target, skip=skip)
         links = _in_windows(aligner, pairs, None if others is None else others[skip:])
         for number, pair in enumerate(links, start=skip + 1):
@@ -166,47 +161,14 @@ def align(
     print(aligner.signature(), file=sys.stderr)
 
 
-def _check_output(out: Path | None, inputs: list[Path], resume: bool, overwrite: bool) -> None:
-    """Refuse, before anything is opened for writing, an output that is an input or that nobody said to replace."""
-    from normlens.alignment.parallel_files import files_of_run
-
-    if out is None or _is_stream(out):
-        return
-    for path in files_of_run(out):
-        refuse_input(path, inputs)
-        if not resume and not overwrite:
-            refuse_existing(path, "pass --resume to go on with it, or --overwrite to replace it")
-
-
-def _is_stream(path: Path) -> bool:
-    """A pipe or a device, such as /dev/stdout: nothing is lost by writing to it."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _input(path: Path) -> dict[str, str | None]:
-    """What tells one input from another: its content, where it can be read twice."""
-    from normlens.seals import file_digest
-
-    return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
-
-
 def _in_windows(
     aligner: Aligner, pairs: Iterator[tuple[str, str]], others: list[Links] | None
 ) -> Iterator[AlignedPair]:
     """Windows begin at the same lines whether a run was interrupted or not, so that the answer is the same."""
     done = 0
-    while window := list(islice(pairs, _WINDOW)):
+    while window := list(islice(pairs, line_output.WINDOW)):
         yield from aligner.align(window, reverse_links=None if others is None else others[done : done + len(window)])
         done += len(window)
-
-
-def _layers(text: str) -> str | list[int]:
-    if text in ("auto", "best"):
-        return text
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"a layer is auto, best, or numbers from 1 separated by commas: got {text!r}") from None
 
 
 def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
@@ -227,36 +189,3 @@ def _line(pair: AlignedPair, one_based: bool, talp: bool, scores: bool, as_json:
         return json.dumps(pair.to_dict(), ensure_ascii=False)
     annotation = Annotation(pair.certain, pair.links)
     return format_line(annotation, one_based=one_based, talp=talp, scores=pair.scores if scores else None)
-
-
-def _count(source: Path) -> int | None:
-    from normlens.alignment.parallel_files import read_lines
-
-    return sum(1 for _ in read_lines(source)) if source.is_file() else None
-
-
-@contextmanager
-def _opened(run: UnfinishedRun | None, out: Path | None) -> Iterator[Callable[[str], None]]:
-    """What takes the lines: standard output, a stream, or a file that becomes durable as time goes by."""
-    if run is not None:
-        with run.growing():
-            yield _timed(run)
-    elif out is not None:
-        with growing_file(out, 0) as file:
-            yield lambda line: file.write((line + "\n").encode("utf-8", errors="replace"))
-    else:
-        yield print
-        sys.stdout.flush()
-
-
-def _timed(run: UnfinishedRun) -> Callable[[str], None]:
-    saved = time.monotonic()
-
-    def write(line: str) -> None:
-        nonlocal saved
-        run.add(line)
-        if run.lines % _WINDOW == 0 and time.monotonic() - saved >= _SAVE_EVERY:
-            run.save()
-            saved = time.monotonic()
-
-    return write

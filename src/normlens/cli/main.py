@@ -36,6 +36,7 @@ COMMANDS = {
     "compare": _KEPT,
     "view": _AGAIN,
     "align": "what --out holds is kept, and the same command with --resume goes on from there",
+    "project": "what --out holds is kept, and the same command with --resume goes on from there",
     "aer": _AGAIN,
 }
 

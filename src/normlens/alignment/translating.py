@@ -1,0 +1,69 @@
+"""Translations by the model itself, so that marks can be carried into a text that does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normlens.alignment.pair_encoding import PairEncoder, PairFormat
+from normlens.errors import InputError
+from normlens.lens import Lens
+
+#: Beams of the search; with no sampling, the same text gives the same translation.
+BEAMS = 4
+
+
+class Translator:
+    """Translates sentences with an encoder-decoder model, as its own configuration says."""
+
+    def __init__(self, lens: Lens, form: PairFormat, *, batch_tokens: int = 2048) -> None:
+        if not hasattr(lens.model, "generate"):
+            raise InputError(f"Translating needs a model that writes text: {lens.family} has no generate().")
+        self.lens, self.form, self.batch_tokens = lens, form, batch_tokens
+        self.encoder = PairEncoder(lens.model, lens.tokenizer, form)
+
+    def __call__(self, sentences: Sequence[str]) -> list[str]:
+        """One translation per sentence; an empty sentence has an empty one."""
+        found = [""] * len(sentences)
+        order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(sentences[i]))
+        batch: list[int] = []
+        for index in order:
+            # A character is at most about a token, in a script without spaces; four are one elsewhere.
+            if batch and (len(batch) + 1) * (len(sentences[index]) // 3 + 8) > self.batch_tokens:
+                self._translate(sentences, batch, found)
+                batch = []
+            batch.append(index)
+        if batch:
+            self._translate(sentences, batch, found)
+        return found
+
+    def _translate(self, sentences: Sequence[str], batch: Sequence[int], found: list[str]) -> None:
+        tokenizer: Any = self.lens.tokenizer
+        model: Any = self.lens.model
+        texts = [self._with_prefix(sentences[i]) for i in batch]
+        inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=False)
+        longest = self.encoder.limit
+        if longest is not None and inputs["input_ids"].shape[1] > longest:
+            raise InputError(
+                f"A sentence that is translated must fit the model: one has {inputs['input_ids'].shape[1]} subwords, "
+                f"the model takes {longest}. Split it, or give its translation."
+            )
+        device = next(model.parameters()).device
+        start = self.encoder.decoder_start[1:]
+        forced = {"forced_bos_token_id": start[0]} if start and self.form.target_language else {}
+        with torch.inference_mode():
+            written = model.generate(
+                **{name: values.to(device) for name, values in inputs.items()},
+                num_beams=BEAMS,
+                do_sample=False,
+                max_new_tokens=min(longest or 512, 2 * inputs["input_ids"].shape[1] + 20),
+                **forced,
+            )
+        for index, text in zip(batch, tokenizer.batch_decode(written, skip_special_tokens=True), strict=True):
+            found[index] = text.strip()
+
+    def _with_prefix(self, sentence: str) -> str:
+        prefix = self.form.source_prefix
+        return f"{prefix.rstrip()} {sentence}" if prefix else sentence

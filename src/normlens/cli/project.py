@@ -1,0 +1,276 @@
+"""`normlens project`: markup and labels carried from a text into its translation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normlens.cli import line_output
+from normlens.cli.line_output import check_output, input_record, is_stream, layers_option, opened
+from normlens.cli.options import OverwriteOption, open_lens
+from normlens.cli.terminal import progress_bar
+from normlens.errors import InputError
+
+if TYPE_CHECKING:
+    from normlens.alignment.aligner import Aligner
+    from normlens.alignment.marked_text import MarkedText, ProjectedText
+    from normlens.alignment.translating import Translator
+
+FORMATS = ("html", "xml", "markdown", "json", "conll")
+
+
+def project(
+    model: Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")],
+    source: Annotated[Path, typer.Option(help="Marked-up or labelled source sentences.")],
+    form: Annotated[str, typer.Option("--format", help="html, xml (XLIFF), markdown, json, conll.")],
+    target: Annotated[
+        Path | None, typer.Option(help="Their translations as plain text, one per line (json may hold its own).")
+    ] = None,
+    translate: Annotated[bool, typer.Option("--translate", help="Let the model translate.")] = False,
+    reverse_model: Annotated[str | None, typer.Option(help="Model that translates target to source.")] = None,
+    pieces: Annotated[
+        str, typer.Option(help="one: an element stays in one piece; many: it is repeated where its words part.")
+    ] = "one",
+    words: Annotated[str, typer.Option(help="text: words of running text; spaces: words stand between spaces.")] = "",
+    layer: Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")] = "auto",
+    source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = "",
+    reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
+    source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
+    target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per sentence: text, spans with scores, what had no place.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    overwrite: OverwriteOption = False,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+) -> None:
+    """Carry inline markup, labels and markers from sentences into their translations, in the format they came in.
+
+    Well-formed markup stays well-formed. What has no place in a translation is reported with its line, and so is a
+    line that is not well-formed: its translation is then written without marks.
+    """
+    if form not in FORMATS:
+        raise InputError(f"a format is one of {', '.join(FORMATS)}: got {form!r}")
+    if words not in ("", "text", "spaces"):
+        raise InputError(f"words are found by one of text, spaces: got {words!r}")
+    if resume and out is None:
+        raise InputError("resuming needs the file to go on with: give --out with --resume")
+    if translate and target is not None:
+        raise InputError("a translation is given or made: leave out --target or --translate")
+    if target is None and not translate and form != "json":
+        raise InputError("marks are carried into a translation: give it with --target, or let the model --translate")
+    given = [path for path in (source, target) if path is not None]
+    for path in given:
+        if not path.exists():
+            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
+    check_output(out, given, resume, overwrite)
+
+    from normlens.alignment.aligner import Aligner
+    from normlens.alignment.pair_encoding import PairFormat
+    from normlens.alignment.parallel_files import UnfinishedRun, files_of_run
+    from normlens.alignment.translating import Translator
+    from normlens.alignment.word_maps import PAIRS_TO_CHOOSE_ON
+
+    items = _Items(source, target, form)
+    first = list(
+        islice(items.read(), PAIRS_TO_CHOOSE_ON)
+    )  # what is wrong with the text is said before a model is loaded
+    lens = open_lens(model, device=device)
+    aligner = Aligner(
+        lens,
+        None if reverse_model is None else open_lens(reverse_model, device=device),
+        layer=layers_option(layer),  # type: ignore[arg-type]
+        batch_tokens=batch_tokens,
+        source_prefix=source_prefix,
+        reverse_source_prefix=reverse_source_prefix,
+        source_language=source_language,
+        target_language=target_language,
+    )
+    translator = None
+    if translate:
+        translator = Translator(lens, PairFormat(False, source_prefix, source_language, target_language))
+    rule = words or ("spaces" if form == "conll" else "text")
+    settings = {"format": form, "pieces": pieces, "words": rule, "json": as_json, "translate": translate}
+    about = {
+        "format": settings,
+        "inputs": {path.name: input_record(path) for path in given},
+        "window": line_output.WINDOW,
+    }
+    run: UnfinishedRun | None = None
+    if resume and out is not None and any(path.exists() for path in files_of_run(out)):
+        run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
+        if run.is_whole():
+            print(f"normlens: {out} is whole already", file=sys.stderr)
+            return
+        aligner.layers = dict(run.record["layers"])
+    else:
+        # A model's own translations are made window by window, so only the first window's can be chosen on.
+        _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
+        if out is not None and not is_stream(out):
+            run = UnfinishedRun(out, {**aligner.record(), **about})
+
+    skip = run.lines if run is not None else 0
+    lost = marks = 0
+    with opened(run, out) as write, progress_bar("projecting") as progress:
+        for number, item, found in _projected(items, skip, aligner, translator, rule, pieces):
+            write(_line(item, found, form, as_json, rule))
+            marks += len(item.marks)
+            lost += len(found.unplaced)
+            if found.problem:
+                print(f"normlens: sentence {number} is written without marks: {found.problem}", file=sys.stderr)
+            elif found.unplaced:
+                print(f"normlens: sentence {number}: no place for {_named(found.unplaced, item)}", file=sys.stderr)
+            if items.total is not None:
+                progress(number, items.total)
+    if lost:
+        print(f"normlens: {lost} of {marks} marks had no place", file=sys.stderr)
+    print(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One sentence as it was read: its text and marks, its translation if there is one, or what is wrong with it.
+
+    Crossing spans cannot be placed together: then each is a text of its own.
+    """
+
+    texts: tuple[MarkedText, ...]
+    target: str | None
+    problem: str | None = None
+
+    @property
+    def source(self) -> str:
+        return self.texts[0].text
+
+    @property
+    def marks(self) -> list[Any]:
+        return [mark for text in self.texts for mark in text.marks]
+
+
+class _Items:
+    """The sentences of the input files, in any of the formats."""
+
+    def __init__(self, source: Path, target: Path | None, form: str) -> None:
+        self.source, self.target, self.form = source, target, form
+        self.total = sum(1 for _ in self._sources()) if source.is_file() else None
+        if target is not None and target.is_file() and self.total is not None:
+            from normlens.alignment.parallel_files import read_lines
+
+            lines = sum(1 for _ in read_lines(target))
+            if lines != self.total:
+                raise InputError(
+                    f"every sentence has its translation: {source} has {self.total} sentences, {target} {lines} lines"
+                )
+
+    def _sources(self) -> Iterator[Any]:
+        from normlens.alignment.labels import read_conll
+        from normlens.alignment.parallel_files import read_lines
+
+        return read_conll(read_lines(self.source)) if self.form == "conll" else read_lines(self.source)
+
+    def read(self, skip: int = 0) -> Iterator[_Item]:
+        """The sentences from one on."""
+        from normlens.alignment.parallel_files import read_lines
+
+        targets = read_lines(self.target) if self.target is not None else None
+        for number, found in enumerate(self._sources(), start=1):
+            target = next(targets, None) if targets is not None else None
+            if self.target is not None and target is None:
+                raise InputError(f"every sentence has its translation: {self.target} ends before line {number}")
+            if number > skip:
+                yield self._item(found, target, number)
+
+    def _item(self, found: Any, target: str | None, number: int) -> _Item:
+        from normlens.alignment.labels import read_labelled_json
+        from normlens.alignment.marked_text import MarkedText
+        from normlens.alignment.markup import read_markup
+
+        if self.form == "conll":
+            return _Item((found,), target)
+        if self.form == "json":
+            try:
+                texts, own = read_labelled_json(found)
+            except InputError as error:
+                raise InputError(f"{self.source}, line {number}: {error}") from error
+            return _Item(tuple(texts) if isinstance(texts, list) else (texts,), own if target is None else target)
+        try:
+            return _Item((read_markup(found, self.form),), target)  # type: ignore[arg-type]
+        except InputError as error:
+            return _Item((MarkedText(found),), target, str(error))
+
+
+def _projected(
+    items: _Items, skip: int, aligner: Aligner, translator: Translator | None, rule: str, pieces: str
+) -> Iterator[tuple[int, _Item, ProjectedText]]:
+    """Every sentence from `skip` on with its marks placed, window by window."""
+    from normlens.alignment.marked_text import ProjectedText
+
+    stream, number = items.read(skip), skip
+    while window := list(islice(stream, line_output.WINDOW)):
+        window = _translated(window, translator, number)
+        pairs = [(text, item.target) for item in window if item.problem is None for text in item.texts]
+        found = aligner.project(pairs, words=rule, pieces=pieces)  # type: ignore[arg-type]
+        for item in window:
+            number += 1
+            if item.problem is not None:
+                yield number, item, ProjectedText(item.target or "", (), (), item.problem)
+                continue
+            parts = [next(found) for _ in item.texts]
+            whole = [piece for part in parts for piece in part.pieces]
+            unplaced = tuple(mark for part in parts for mark in part.unplaced)
+            yield number, item, replace(parts[0], pieces=tuple(whole), unplaced=unplaced)
+
+
+def _translated(window: Sequence[_Item], translator: Translator | None, done: int) -> list[_Item]:
+    missing = [item for item in window if item.target is None]
+    if not missing:
+        return list(window)
+    if translator is None:
+        number = done + 1 + next(i for i, item in enumerate(window) if item.target is None)
+        raise InputError(f'line {number} has no "target": give --target, or let the model --translate')
+    made = iter(translator([item.texts[0].readable for item in missing]))
+    return [replace(item, target=next(made)) if item.target is None else item for item in window]
+
+
+def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | None, rule: str) -> None:
+    """Settle the layers on the beginning of the text."""
+    from normlens.alignment.aligner import WORD_RULES, spaced
+
+    spans_of = WORD_RULES[rule]  # type: ignore[index]
+    usable = [item for item in _translated(first, translator, 0) if item.problem is None]
+
+    def pair(item: _Item) -> tuple[str, str]:
+        marked, target = item.texts[0], item.target or ""
+        return spaced(marked.text, marked.words(spans_of)), spaced(target, spans_of(target))
+
+    if usable:
+        aligner.choose_layers([pair(item) for item in usable])
+
+
+def _line(item: _Item, found: ProjectedText, form: str, as_json: bool, rule: str) -> str:
+    from normlens.alignment.aligner import WORD_RULES
+    from normlens.alignment.labels import write_conll, write_labelled_json
+    from normlens.alignment.markup import write_markup
+
+    if form == "json":
+        return write_labelled_json(found, item.source)
+    if as_json:
+        return json.dumps(found.to_dict(), ensure_ascii=False)
+    if form == "conll":
+        return write_conll(found, WORD_RULES[rule](found.text))  # type: ignore[index]
+    return write_markup(found, form)  # type: ignore[arg-type]
+
+
+def _named(marks: Sequence[Any], item: _Item) -> str:
+    from normlens.alignment.marked_text import shown
+
+    return ", ".join(f"{mark.opening or mark.name} {shown(item.source, (mark.start, mark.end))}" for mark in marks)
