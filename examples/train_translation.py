@@ -41,8 +41,6 @@ from normlens.lens import Lens
 
 END, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-#: The sentence lengths of one epoch are cut into this many stages in the first epoch, the shortest ones first.
-STAGES = 8
 
 Example = tuple[list[int], list[int]]
 
@@ -97,8 +95,11 @@ def tokenizer_of(pairs: Sequence[tuple[str, str]], folder: Path, pieces: int) ->
     return tokenizer
 
 
-def epoch_of_batches(examples: Sequence[Example], budget: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of similar length with at most `budget` padded target tokens; the first epoch goes from short to long."""
+def epoch_of_batches(examples: Sequence[Example], budget: int, stages: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of similar length with at most `budget` padded target tokens.
+
+    The first epoch is cut into stages, the shortest sentences first; later ones are in random order.
+    """
     chance = random.Random(f"{seed} {epoch}")
     order = chance.sample(range(len(examples)), len(examples))
     # Sorting a shuffled list keeps equal lengths in random order, so a batch is not a run of the corpus.
@@ -114,9 +115,9 @@ def epoch_of_batches(examples: Sequence[Example], budget: int, seed: int, epoch:
     if epoch:
         chance.shuffle(batches)
         return batches
-    cuts = np.linspace(0, len(batches), STAGES + 1).astype(int)
-    stages = [batches[start:end] for start, end in itertools.pairwise(cuts)]
-    return [batch for stage in stages for batch in chance.sample(stage, len(stage))]
+    cuts = np.linspace(0, len(batches), stages + 1).astype(int)
+    parts = [batches[start:end] for start, end in itertools.pairwise(cuts)]
+    return [batch for part in parts for batch in chance.sample(part, len(part))]
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
@@ -183,7 +184,23 @@ def build_model(options: argparse.Namespace, tokenizer: MarianTokenizer, example
         started = embeddings_of_sentences(examples, len(tokenizer.encoder), options.width, options.seed)
         with torch.no_grad():
             model.get_input_embeddings().weight.copy_(started * options.embedding_length)
+    if not options.random_cross_attention:
+        like_to_like(model)
     return model
+
+
+def like_to_like(model: MarianMTModel) -> None:
+    """Let cross-attention begin by looking at vectors like its own: queries and keys share one rotation per layer.
+
+    With embeddings that begin near their translations this is a first guess at the word taken in. Values and outputs
+    stay random, so nothing is said about norms.
+    """
+    for layer in model.model.decoder.layers:
+        attention = layer.encoder_attn
+        rotation = torch.nn.init.orthogonal_(torch.empty_like(attention.q_proj.weight))
+        with torch.no_grad():
+            attention.q_proj.weight.copy_(rotation)
+            attention.k_proj.weight.copy_(rotation)
 
 
 def loss_of(model: MarianMTModel, batch: Sequence[Example], pad: int, smoothing: float) -> torch.Tensor:
@@ -251,7 +268,9 @@ class Training:
         """All batches from the present step on: the order is a function of seed and epoch, so a resumed run is one."""
         first, epoch = 0, 0
         while True:
-            batches = epoch_of_batches(self.examples, self.options.tokens, self.options.seed, epoch)
+            batches = epoch_of_batches(
+                self.examples, self.options.tokens, self.options.stages, self.options.seed, epoch
+            )
             for number, batch in enumerate(batches, first):
                 if number >= self.step:
                     yield [self.examples[i] for i in batch]
@@ -368,6 +387,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--tokens", type=int, default=768, help="target tokens per update")
     parser.add_argument("--random-embeddings", action="store_true", help="start embeddings at random")
+    parser.add_argument("--random-cross-attention", action="store_true", help="start queries and keys at random")
+    parser.add_argument("--stages", type=int, default=1, help="first epoch: from short to long in so many stages")
     parser.add_argument("--embedding-length", type=float, default=0.75)
     parser.add_argument("--bf16", action="store_true", help="autocast; the weights themselves stay float32")
     parser.add_argument("--minutes", type=float, default=60, help="time that this call may take")

@@ -58,6 +58,24 @@ def test_json_holds_words_links_and_scores(text: list[str]) -> None:
     assert all(0 < score <= 1 for line in lines for _, _, score in line["links"])
 
 
+def test_a_choice_of_layers_is_saved_and_taken_over(text: list[str], tmp_path: Path) -> None:
+    choice = str(tmp_path / "choice.json")
+    _, out, _ = run(*text, "--save-choice", choice)
+    _, again, notes = run(*text, "--layers-from", choice)
+    assert again == out and "agreement" not in notes
+    code, _, message = run(*text, "--save-choice", choice)
+    assert code == 2 and "--overwrite" in message
+
+
+def test_confidence_is_written_after_each_link(text: list[str]) -> None:
+    _, sure, _ = run(*text, "--confidence")
+    _, plain, _ = run(*text, "--scores")
+    for one, other in zip(sure.split(), plain.split(), strict=True):
+        assert one.split(":")[0] == other.split(":")[0]
+        share = float(other.split(":")[1])
+        assert float(one.split(":")[1]) == pytest.approx(1 / (1 + (1 - share) / share / 7.389), abs=1e-3)
+
+
 def test_talp_marks_what_only_one_direction_has(text: list[str]) -> None:
     _, both, _ = run(*text, "--reverse-model", "1", "--symmetrize", "intersection")
     _, all_links, _ = run(*text, "--reverse-model", "1", "--symmetrize", "union", "--talp")
@@ -154,7 +172,7 @@ def test_links_from_a_file_are_symmetrized_with_the_models(text: list[str], tmp_
     _, reverse, _ = run(*text, "--reverse-model", "1", "--symmetrize", "union")
     (tmp_path / "other").write_text(reverse)
     links = ["--reverse-links", str(tmp_path / "other")]
-    _, own, _ = run(*text)
+    _, own, _ = run(*text, "--extract", "argmax")
     _, met, _ = run(*text, *links, "--symmetrize", "intersection")
     assert met == own  # the union holds the model's own links
     code, _, message = run(*text, *links)
@@ -177,8 +195,9 @@ def test_real_models_reach_the_targets(tmp_path: Path, monkeypatch: pytest.Monke
     there, back = normlens.load(MODELS / "opus-mt-en-fr"), normlens.load(MODELS / "opus-mt-fr-en")
     english, french = folder / "test.en", folder / "test.fr"
     forward = [r.links for r in normlens.Aligner(there).align(read_parallel(english, french))]
-    reverse = [swap(r.links) for r in normlens.Aligner(back).align(read_parallel(french, english))]
+    plain = normlens.Aligner(back, extract="argmax")
+    reverse = [swap(r.links) for r in plain.align(read_parallel(french, english))]
     both = [r.links for r in normlens.Aligner(there, back).align(read_parallel(english, french))]
-    assert corpus_counts(forward, gold).aer < 0.115
+    assert corpus_counts(forward, gold).aer < 0.045
     assert corpus_counts(reverse, gold).aer < 0.115
-    assert corpus_counts(both, gold).aer < 0.040
+    assert corpus_counts(both, gold).aer < 0.035

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,17 @@ def test_the_budget_of_a_batch_does_not_change_the_links() -> None:
 def test_two_directions() -> None:
     there, back = lens("marian"), lens("marian", seed=1)
     turned = [(target, source) for source, target in SENTENCES]
-    forward = [r.links for r in Aligner(there, layer=2).align(SENTENCES)]
-    reverse = [swap(r.links) for r in Aligner(back, layer=2).align(turned)]
+    forward = [r.links for r in Aligner(there, layer=2, extract="argmax").align(SENTENCES)]
+    reverse = [swap(r.links) for r in Aligner(back, layer=2, extract="argmax").align(turned)]
     both = {
-        name: list(Aligner(there, back, layer=2, symmetrize=name).align(SENTENCES))
-        for name in ("intersection", "union", "grow-diag", "product", "sum")
+        name: list(Aligner(there, back, layer=2, symmetrize=name, extract=extract).align(SENTENCES))
+        for name, extract in {
+            "intersection": None,
+            "union": None,
+            "grow-diag": None,
+            "product": "mutual",
+            "sum": None,
+        }.items()
     }
     for i, (one, other) in enumerate(zip(forward, reverse, strict=True)):
         assert both["intersection"][i].links == one & other
@@ -93,12 +100,43 @@ def test_layers_are_chosen_on_text_and_remembered(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         WordMapper, "agreement", lambda self, pairs: counted.append(len(pairs)) or original(self, pairs)
     )
-    list(Aligner(lens("marian")).align(SENTENCES[:2]))
-    assert counted == []  # there was more text before
-    list(Aligner(lens("marian")).align(SENTENCES * 2))
-    assert counted == [2 * len(SENTENCES)]  # now there is more than there was
+    list(Aligner(lens("marian")).align([("", ""), *SENTENCES]))
+    assert counted == []  # the same text is not counted again
+    again = Aligner(lens("marian"))
+    list(again.align(SENTENCES[:2]))
+    assert counted == [2] and again.agreements["forward"].pairs == 2  # what another run saw has no part in it
     list(Aligner(lens("marian"), measure="attn_w").align(SENTENCES))
     assert counted[1:] == [len(SENTENCES)]  # another measure, another choice
+
+
+def test_a_saved_choice_is_taken_over_for_what_it_was_chosen_for(tmp_path: Path) -> None:
+    first = Aligner(lens("marian"), lens("marian", seed=1))
+    first.choose_layers(SENTENCES)
+    first.choice().write(tmp_path / "choice.json")
+    second = Aligner(lens("marian"), lens("marian", seed=1), layers_from=tmp_path / "choice.json")
+    assert second.layers == first.layers
+    assert next(second.align(SENTENCES[4:])).links == [*first.align(SENTENCES)][4].links
+    assert json.loads((tmp_path / "choice.json").read_text())["pairs"] == {"forward": 5, "reverse": 5}
+    for settings, message in (
+        ({"setting": "awo"}, "setting was awi"),
+        ({"measure": "attn_w"}, "measure was attn_n"),
+        ({"layer": 2}, "given or read"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Aligner(lens("marian"), lens("marian", seed=1), layers_from=tmp_path / "choice.json", **settings)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="models was"):
+        Aligner(lens("marian"), layers_from=tmp_path / "choice.json")
+    for content in ("", "{}", "[]", '{"normlens_layers": 1, "layers": 3}'):
+        (tmp_path / "bad").write_text(content)
+        with pytest.raises(InputError, match="--save-choice wrote"):
+            Aligner(lens("marian"), layers_from=tmp_path / "bad")
+
+
+def test_views_have_no_null_column() -> None:
+    for settings in ({"combine": "views", "extract": "argmax"}, {"combine": "views", "symmetrize": "union"}):
+        with pytest.raises(InputError, match=r"mutual or share|by mean"):
+            Aligner(lens("marian"), lens("marian", seed=1), **settings)  # type: ignore[arg-type]
+    assert Aligner(lens("marian"), extract="argmax").choices.combine == "mean"
 
 
 def test_a_model_without_cross_attention_is_refused() -> None:

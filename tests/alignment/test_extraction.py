@@ -82,3 +82,28 @@ def test_a_joint_map_has_no_plain_argmax() -> None:
         extraction.extract_joint_links(np.ones((2, 2)), "viterbi")
     with pytest.raises(InputError, match="threshold is a share"):
         extraction.extract_joint_links(np.ones((2, 2)), "share", 1.5)
+
+
+views = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(2, 5)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))
+)
+
+
+@given(views)
+def test_joined_views_are_their_definition_whatever_the_scale(maps: np.ndarray) -> None:
+    joined = extraction.joined_views(maps)
+    np.testing.assert_allclose(joined, reference.joined_views(maps), atol=1e-12)
+    np.testing.assert_allclose(extraction.joined_views(maps * 7), joined, atol=1e-12)
+    assert (joined >= 0).all() and (joined <= 1 + 1e-12).all()
+    turned = np.concatenate([maps[..., :-1].transpose(0, 2, 1), maps[..., :-1].sum(1)[..., None]], axis=-1)
+    np.testing.assert_allclose(
+        extraction.join_view_directions(joined, extraction.joined_views(turned)), joined, atol=1e-12
+    )
+    with pytest.raises(InputError, match="one sentence pair"):
+        extraction.join_view_directions(joined, np.zeros((joined.shape[1] + 1, joined.shape[0])))
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_confidence_is_a_probability_that_grows_with_the_share(one: float, other: float) -> None:
+    assert 0 <= extraction.confidence(one) <= 1
+    assert (one < other) <= (extraction.confidence(one) <= extraction.confidence(other))

@@ -83,3 +83,19 @@ def word_map(
             mean = sum(values[row, column] / len(rows) for row in rows)
             result[t, -1] = max(result[t, -1], mean)
     return result
+
+
+def joined_views(maps: np.ndarray) -> np.ndarray:
+    """The geometric mean over views of a cell's share of its row times its share of its column, cell by cell."""
+    views, rows, columns = maps.shape
+    joined = np.zeros((rows, columns - 1))
+    for row in range(rows):
+        for column in range(columns - 1):
+            product = 1.0
+            for view in range(views):
+                across = sum(float(maps[view, row, other]) for other in range(columns - 1))
+                down = sum(float(maps[view, other, column]) for other in range(rows))
+                value = float(maps[view, row, column])
+                product *= (value / across) * (value / down) if value else 0.0
+            joined[row, column] = product ** (1 / views)
+    return joined

@@ -92,7 +92,7 @@ def test_the_view_opens_on_the_suggestion_and_still_has_every_layer(opened) -> N
 
 @pytest.mark.browser
 def test_an_aligners_links_are_shown_beside_gold(opened, tmp_path) -> None:
-    aligner = Aligner(lens("marian"), reverse=lens("marian", 1))
+    aligner = Aligner(lens("marian"), reverse=lens("marian", 1), extract="mutual")
     source, target = SENTENCES[0]
     aligned = aligner.align_pair(source, target)
     right = sorted(aligned.links)[0]

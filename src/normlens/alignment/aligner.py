@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from normlens.alignment.extraction import (
+    COMBINATIONS,
     EXTRACTIONS,
     JOININGS,
+    Combination,
     Extraction,
     Joining,
     JointMap,
     WordMap,
     cell_shares,
+    confidence,
     extract_joint_links,
     extract_links,
     join_directions,
+    join_view_directions,
     row_shares,
 )
-from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
+from normlens.alignment.layer_choice import SETTINGS, Agreement, SavedChoice, Setting
 from normlens.alignment.links import Link, Links, swap
 from normlens.alignment.marked_text import MarkedText, ProjectedText
 from normlens.alignment.markup import Markup, read_markup, write_markup
@@ -55,7 +59,8 @@ class Choices:
     layer: Literal["auto", "best"] | tuple[int, ...] = "auto"
     head: int | None = None
     symmetrize: Joining | Symmetrization | None = None
-    extract: Extraction = "argmax"
+    combine: Combination = "views"
+    extract: Extraction = "share"
     threshold: float = 0.5
     raw: bool = False
 
@@ -64,6 +69,7 @@ class Choices:
         known = (*JOININGS, *HEURISTICS)
         for name, value, allowed in (
             ("setting", self.setting, SETTINGS),
+            ("combination", self.combine, COMBINATIONS),
             ("extraction", self.extract, EXTRACTIONS),
             ("symmetrization", self.symmetrize or known[0], known),
         ):
@@ -71,10 +77,12 @@ class Choices:
                 raise InputError(f"A {name} is one of {', '.join(allowed)}: {value!r} is none of them.")
         if isinstance(self.layer, str) and self.layer not in ("auto", "best"):
             raise InputError(f"A layer is auto, best, or numbers from 1: got {self.layer!r}.")
-        if self.joins and self.extract not in ("mutual", "share"):
+        if (self.joins or self.combine == "views") and self.extract not in ("mutual", "share"):
             raise InputError(
                 f"Joined maps have no null column, so links are extracted by mutual or share: got {self.extract}."
             )
+        if self.combine == "views" and self.symmetrize not in (None, "product"):
+            raise InputError(f"Views are joined by product: {self.symmetrize} combines layers by mean.")
         if not 0 <= self.threshold < 1:
             raise InputError(f"A threshold is a share, at least 0 and below 1: got {self.threshold}.")
 
@@ -99,12 +107,18 @@ class AlignedPair:
     scores: dict[Link, float]
     problem: str | None = None
 
+    @property
+    def confidences(self) -> dict[Link, float]:
+        """How likely each link is right; calibrated for shares of joined views (see `extraction.confidence`)."""
+        return {link: confidence(score) for link, score in self.scores.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return {
             "source": list(self.source),
             "target": list(self.target),
             "links": [[s, t, round(self.scores[s, t], 6)] for s, t in sorted(self.links)],
+            "confidences": [round(self.confidences[link], 4) for link in sorted(self.links)],
             **({"problem": self.problem} if self.problem else {}),
         }
 
@@ -112,8 +126,10 @@ class AlignedPair:
 class Aligner:
     """Aligns the words of sentence pairs with a translation model (2020, Section 5).
 
-    `reverse` is a model that translates in the opposite direction; the two maps are then multiplied, or their links
-    symmetrized. `layer` is `auto` (see `layer_choice`), `best`, a layer, or several.
+    Every layer of every model is a view of the alignment; the views are multiplied, and a link is a pair of words that
+    holds the majority of its row and column (`combine="views"`, `extract="share"`). `reverse` is a model that
+    translates in the opposite direction: more views. `combine="mean"` averages layers instead, for arg-max links and
+    heuristics over the links of two directions. `layer` is `auto` (see `layer_choice`), `best`, a layer, or several.
 
     >>> aligner = Aligner("opus-mt-en-fr", reverse="opus-mt-fr-en")          # doctest: +SKIP
     >>> aligner.align_pair("the little house", "la petite maison").links     # doctest: +SKIP
@@ -130,9 +146,11 @@ class Aligner:
         layer: LayerChoice = "auto",
         head: int | None = None,
         symmetrize: Joining | Symmetrization | None = None,
+        combine: Combination | None = None,
         extract: Extraction | None = None,
         threshold: float = 0.5,
         raw: bool = False,
+        layers_from: str | Path | None = None,
         batch_tokens: int = 4096,
         source_prefix: str = "",
         reverse_source_prefix: str = "",
@@ -140,13 +158,18 @@ class Aligner:
         target_language: str | None = None,
     ) -> None:
         how: Joining | Symmetrization | None = symmetrize or (None if reverse is None else "product")
+        # The views have no null column and no heuristic over links: whoever asks for one of those combines by the mean.
+        plain = how in (None, "product") and extract in (None, "share", "mutual")
+        combined: Combination = combine or ("views" if plain else "mean")
+        usual: Extraction = "share" if combined == "views" else "mutual" if how in JOININGS else "argmax"
         self.choices = Choices(
             setting=setting,
             measure=measure,
             layer=layer if isinstance(layer, str) else (layer,) if isinstance(layer, int) else tuple(layer),
             head=head,
             symmetrize=how,
-            extract=extract or ("mutual" if how in JOININGS else "argmax"),
+            combine=combined,
+            extract=extract or usual,
             threshold=threshold,
             raw=raw,
         )
@@ -165,6 +188,12 @@ class Aligner:
         #: Filled when the first text is seen: the layers of each direction, and how far each layer's readings agree.
         self.layers: dict[str, tuple[int, ...]] = {}
         self.agreements: dict[str, Agreement] = {}
+        if layers_from is not None:
+            if layer != "auto":
+                raise InputError(f"Layers are given or read from a file: got {layer!r} and {layers_from}.")
+            saved = SavedChoice.read(Path(layers_from))
+            saved.check(self.choice())
+            self.layers = {name: _existing(saved.layers[name], mapper) for name, mapper in self._mappers().items()}
 
     # ---- aligning ------------------------------------------------------------------------------------------------
 
@@ -210,11 +239,24 @@ class Aligner:
                 continue
             if not any(pair.problem is None for pair in encoded):
                 continue  # nothing to align here, so nothing to choose on: the next window may have text
-            agreement = mapper.cached_agreement(encoded)
+            agreement = mapper.agreement_on_first(encoded)
             self.agreements[name] = agreement
             best = (agreement.best(self.choices.setting),)
             self.layers[name] = best if self.choices.layer == "best" else agreement.auto(self.choices.setting)
         return dict(self.layers)
+
+    def choice(self) -> SavedChoice:
+        """The layers as they are settled, and what they were chosen by."""
+        return SavedChoice(
+            dict(self.layers),
+            self.choices.setting,
+            self.choices.measure + ("" if self.choices.head is None else f" head {self.choices.head}"),
+            {name: mapper.describe().get("content") for name, mapper in self._mappers().items()},
+            {name: agreement.pairs for name, agreement in self.agreements.items()},
+        )
+
+    def _mappers(self) -> dict[str, WordMapper]:
+        return {"forward": self.forward} | ({} if self.reverse is None else {"reverse": self.reverse})
 
     def _directions(self, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[WordMapper, list[EncodedPair]]]:
         directions = {"forward": (self.forward, [self.forward.encoder(s, t) for s, t in pairs])}
@@ -232,10 +274,11 @@ class Aligner:
             for both in zip(*(encoded for _, encoded in directions.values()), strict=True)
         ]
         usable = [i for i, problem in enumerate(problems) if problem is None]
-        maps: dict[str, dict[int, WordMap | None]] = {}
+        maps: dict[str, dict[int, WordMap | JointMap | None]] = {}
         for name, (mapper, encoded) in directions.items():
             chosen = [encoded[i] for i in usable]
-            found = mapper.maps(chosen, self.layers[name], self.choices.setting) if usable else []
+            of = mapper.views if self.choices.combine == "views" else mapper.maps
+            found = of(chosen, self.layers[name], self.choices.setting) if usable else []
             maps[name] = dict(zip(usable, found, strict=True))
         for i, pair in enumerate(directions["forward"][1]):
             forward = maps["forward"].get(i)
@@ -245,28 +288,39 @@ class Aligner:
             reverse = maps["reverse"].get(i) if self.reverse is not None else None
             yield self._links(pair, forward, reverse, None if given is None else given[i])
 
-    def _links(self, pair: EncodedPair, forward: WordMap, reverse: WordMap | None, given: Links | None) -> AlignedPair:
+    def _links(
+        self, pair: EncodedPair, forward: WordMap | JointMap, reverse: WordMap | JointMap | None, given: Links | None
+    ) -> AlignedPair:
         how, choices = self.choices.symmetrize, self.choices
-        joint: JointMap = row_shares(forward)[:, :-1]
+        strength = self.strength(forward, reverse)
         certain: Links | None = None
-        if how == "product" or how == "sum":
-            assert reverse is not None, "maps are joined only where there is a reverse model"
-            joint = join_directions(forward, reverse, how)
-            links = extract_joint_links(joint, choices.extract, choices.threshold)
+        if choices.combine == "views" or how in JOININGS:
+            links = extract_joint_links(self.joint(forward, reverse), choices.extract, choices.threshold)
         else:
             links = extract_links(forward, choices.extract, choices.threshold)
             other = given
             if reverse is not None:
                 other = swap(extract_links(reverse, choices.extract, choices.threshold))
-                joint = join_directions(forward, reverse)
-            if other is not None and how is not None:
+            if other is not None and how is not None and how not in JOININGS:
                 certain = links & other
-                links = symmetrize(how, links, other)
-        strength = joint if reverse is None else cell_shares(joint)
+                links = symmetrize(how, links, other)  # type: ignore[arg-type]
         scores = {(s, t): float(strength[t, s]) for s, t in links}
         return AlignedPair(
             pair.source.words, pair.target.words, links, links if certain is None else certain & links, scores
         )
+
+    def joint(self, forward: WordMap | JointMap, reverse: WordMap | JointMap | None) -> JointMap:
+        """The maps of all directions as one; `forward` and `reverse` as `WordMapper.views` or `.maps` gives them."""
+        if self.choices.combine == "views":
+            return forward if reverse is None else join_view_directions(forward, reverse)
+        if reverse is None:
+            return row_shares(forward)[:, :-1]
+        return join_directions(forward, reverse, "sum" if self.choices.symmetrize == "sum" else "product")
+
+    def strength(self, forward: WordMap | JointMap, reverse: WordMap | JointMap | None) -> JointMap:
+        """What a link's score is: its share of its row and column; of its row, where one direction's layers are averaged."""
+        joint = self.joint(forward, reverse)
+        return joint if reverse is None and self.choices.combine == "mean" else cell_shares(joint)
 
     # ---- carrying marks across -----------------------------------------------------------------------------------
 
@@ -336,7 +390,7 @@ class Aligner:
 
     def record(self) -> dict[str, Any]:
         """Every choice and where it comes from, for the record beside an output."""
-        mappers = {"forward": self.forward} | ({} if self.reverse is None else {"reverse": self.reverse})
+        mappers = self._mappers()
         return {
             "choices": asdict(self.choices),
             "layers": {name: list(layers) for name, layers in self.layers.items()},
@@ -357,6 +411,7 @@ class Aligner:
             f"measure:{choices.measure}" + (f",head{choices.head}" if choices.head else ""),
             f"layer:{choices.layer if isinstance(choices.layer, str) else 'given'}({layers})",
             f"symmetrize:{choices.symmetrize or 'none'}",
+            f"combine:{choices.combine}",
             f"extract:{choices.extract}"
             + (f",{choices.threshold:g}" if choices.extract in ("share", "threshold") else ""),
             f"words:{'raw' if choices.raw else 'spaces'}",

@@ -1,9 +1,8 @@
 """Labelled text to marked text and back: CoNLL columns with BIO tags, and JSON lines with character offsets.
 
 CoNLL: a word per line, its tag in the last column (`B-PER`, `I-PER`, `O`; an `I-` without its `B-` begins a span, as in
-the older IOB scheme), a blank line between sentences; columns in between are not carried across, comment lines (`# …`)
-are. JSON: one object per line with `text`, `spans` (`start`, `end`, `label`, and whatever else) and,
-if known, `target`.
+the older IOB scheme), a blank line between sentences; columns in between and comment lines (`# …`) are not carried
+across. JSON: one object per line with `text`, `spans` (`start`, `end`, `label`, and whatever else) and, if known, `target`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ The layer itself is left out: its two readings are neighbouring rows of one map,
 slowly, most of all in a model that has not learned to align yet.
 
 A layer belongs to the reading in which it agrees more. `auto` takes all layers that belong to the asked-for reading,
-`best` the one that agrees most.
+`best` the one that agrees most. The choice is a function of the model and of the first pairs of the text: what other
+runs did has no part in it. `SavedChoice` takes a choice from one text to another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -158,7 +159,7 @@ def _choices(
     return np.where((best < maps.shape[-1] - 1) & (top > 0), best, -1)
 
 
-# ---- remembered per model and measure -----------------------------------------------------------------------------
+# ---- remembered per model, measure and text -----------------------------------------------------------------------------
 
 
 def recall_agreement(key: str) -> Agreement | None:
@@ -181,3 +182,45 @@ def _cache_path(key: str) -> Path:
     given = os.environ.get("NORMLENS_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normlens"
     return (Path(given) if given else base) / "layers" / f"{key}.json"
+
+
+# ---- saved by name, for other texts --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedChoice:
+    """Layers by direction, with what they were chosen by: written by `--save-choice`, read by `--layers-from`."""
+
+    layers: dict[str, tuple[int, ...]]
+    setting: str
+    measure: str
+    models: dict[str, str | None]
+    pairs: dict[str, int]
+
+    def write(self, path: Path) -> None:
+        """As a small JSON file."""
+        write_json(path, {"normlens_layers": 1, **asdict(self)})
+
+    @classmethod
+    def read(cls, path: Path) -> SavedChoice:
+        """What `write` wrote."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found.pop("normlens_layers") != 1:
+                raise ValueError("another version")
+            layers = {str(name): tuple(int(n) for n in numbers) for name, numbers in found.pop("layers").items()}
+            return cls(layers=layers, **found)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"Layers are read from a file that --save-choice wrote: {path} is not one ({error})."
+            ) from None
+
+    def check(self, now: SavedChoice) -> None:
+        """Refuse a choice that was made for something else."""
+        for name in ("setting", "measure", "models"):
+            mine, wanted = getattr(self, name), getattr(now, name)
+            if mine != wanted:
+                raise InputError(
+                    f"Layers are taken over for what they were chosen for: {name} was {mine}, now it is {wanted}. "
+                    "Choose anew, or give the layers by number."
+                )

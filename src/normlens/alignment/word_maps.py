@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normlens.alignment.extraction import WordMap
+from normlens.alignment.extraction import JointMap, WordMap, joined_views
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting, recall_agreement, remember_agreement
 from normlens.alignment.pair_encoding import EncodedPair, PairEncoder, PairFormat
 from normlens.capture import SiteResult
@@ -164,6 +165,16 @@ class WordMapper:
                 found[index] = pooling.one_pair(mean, place).numpy()
         return found
 
+    def views(self, pairs: Sequence[EncodedPair], layers: Sequence[int], setting: Setting) -> list[JointMap | None]:
+        """One map per pair: the layers' maps as views of one alignment (see `joined_views`)."""
+        found: list[JointMap | None] = [None] * len(pairs)
+        for chosen in self.batches(pairs):
+            pooling, by_layer = self.pooled_layers([pairs[i] for i in chosen], [setting], layers)
+            rows = [pooled[setting].cpu() for pooled in by_layer]
+            for place, index in enumerate(chosen):
+                found[index] = joined_views(np.stack([pooling.one_pair(one, place).numpy() for one in rows]))
+        return found
+
     def agreement(self, pairs: Sequence[EncodedPair]) -> Agreement:
         """How far the two readings of each layer agree on these pairs (see `layer_choice`)."""
         counted = Agreement.empty(self.layers)
@@ -177,13 +188,20 @@ class WordMapper:
                 counted = counted + Agreement.of(self.layers, stacked["awi"], stacked["awo"])
         return counted
 
-    def cached_agreement(self, pairs: Sequence[EncodedPair]) -> Agreement:
-        """`agreement`, remembered per model and measure; counted again only where there is more text than before."""
+    def agreement_on_first(self, pairs: Sequence[EncodedPair]) -> Agreement:
+        """`agreement` on the first pairs that can be aligned: a function of model, measure and text.
+
+        It is remembered under exactly those, so that asking again costs nothing and changes nothing.
+        """
         usable = [pair for pair in pairs if pair.problem is None][:PAIRS_TO_CHOOSE_ON]
+        seen = hashlib.sha256()
+        for pair in usable:
+            seen.update(repr((pair.source_ids, pair.decoder_ids, pair.columns, pair.rows)).encode())
         content = content_hash(self.lens.model).replace(":", "-")
-        key = f"{content}-{self.measure}" + ("" if self.head is None else f"-head{self.head}")
+        head = "" if self.head is None else f"-head{self.head}"
+        key = f"{content}-{self.measure}{head}-{seen.hexdigest()[:16]}"
         known = recall_agreement(key)
-        if known is not None and known.layers == self.layers and known.pairs >= len(usable):
+        if known is not None and known.layers == self.layers and known.pairs == len(usable):
             return known
         counted = self.agreement(usable)
         remember_agreement(key, counted)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from normlens.cli.line_output import check_output, count_lines, input_record, is
 from normlens.cli.options import OverwriteOption, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
+from normlens.files import refuse_existing
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
@@ -43,6 +44,10 @@ def align(
         str, typer.Option(help="attn_n, attn_w, attnres_n, attnresln_n; with --head: af_norm, alpha.")
     ] = ("attn_n"),
     layer: Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")] = "auto",
+    layers_from: Annotated[Path | None, typer.Option(help="Take the layers that --save-choice wrote here.")] = None,
+    save_choice: Annotated[
+        Path | None, typer.Option(help="Write the layers and what they were chosen on here.")
+    ] = None,
     head: Annotated[int | None, typer.Option(help="One head, from 1, for af_norm and alpha.")] = None,
     symmetrize: Annotated[
         str | None,
@@ -51,9 +56,13 @@ def align(
             "grow-diag-final-and."
         ),
     ] = None,
+    combine: Annotated[
+        str | None,
+        typer.Option(help="views: layers are multiplied (default); mean: averaged (default for what needs it)."),
+    ] = None,
     extract: Annotated[
         str | None,
-        typer.Option(help="argmax (default with one model), mutual (default for product and sum), share, threshold."),
+        typer.Option(help="share (default), mutual, argmax, threshold; the last two combine layers by mean."),
     ] = None,
     threshold: Annotated[float, typer.Option(help="For share and threshold: the share a link must exceed.")] = 0.5,
     raw: Annotated[
@@ -68,6 +77,9 @@ def align(
         bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")
     ] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Write each link's score after it (0-0:0.9310).")] = False,
+    confidence: Annotated[
+        bool, typer.Option("--confidence", help="Write how likely each link is right after it (0-0:0.9850).")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per pair: words, links from 0, scores.")
     ] = False,
@@ -83,6 +95,10 @@ def align(
     """
     if resume and out is None:
         raise InputError("resuming needs the file to go on with: give --out with --resume")
+    if save_choice is not None and not overwrite:
+        refuse_existing(save_choice, "pass --overwrite to replace it")
+    if save_choice is not None and not (source.is_file() and target.is_file()):
+        raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if reverse_links is not None and symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
     for path in (source, target):
@@ -105,7 +121,9 @@ def align(
         layer=layers_option(layer),  # type: ignore[arg-type]
         head=head,
         symmetrize=symmetrize,  # type: ignore[arg-type]
+        combine=combine,  # type: ignore[arg-type]
         extract=extract,  # type: ignore[arg-type]
+        layers_from=layers_from,
         threshold=threshold,
         raw=raw,
         batch_tokens=batch_tokens,
@@ -119,7 +137,7 @@ def align(
         read = read_alignments(reverse_links, one_based=reverse_links_one_based, swap=reverse_links_swap)
         others = [line.possible for line in read.lines]
 
-    style = {"one_based": one_based, "talp": talp, "scores": scores, "json": as_json}
+    style = {"one_based": one_based, "talp": talp, "scores": scores, "confidence": confidence, "json": as_json}
     inputs = {"source": source, "target": target, "reverse_links": reverse_links}
     about = {
         "format": style,
@@ -134,13 +152,16 @@ def align(
             return
         aligner.layers = dict(run.record["layers"])
     else:
-        if first_pairs:
+        if first_pairs and not aligner.layers:
             aligner.choose_layers(first_pairs)
         if out is not None and not is_stream(out):
             run = UnfinishedRun(out, {**aligner.record(), **about})
+    if save_choice is not None:
+        aligner.choice().write(save_choice)
     for name, agreement in aligner.agreements.items():
         print(f"{name}:\n{agreement.table(aligner.choices.setting)}", file=sys.stderr)
 
+    shown_scores: Literal["", "scores", "confidences"] = "confidences" if confidence else "scores" if scores else ""
     problems: Counter[str] = Counter()
     total = count_lines(source)
     skip = run.lines if run is not None else 0
@@ -148,7 +169,7 @@ def align(
         pairs = read_parallel(source, target, skip=skip)
         links = _in_windows(aligner, pairs, None if others is None else others[skip:])
         for number, pair in enumerate(links, start=skip + 1):
-            write(_line(pair, one_based, talp, scores, as_json))
+            write(_line(pair, one_based, talp, shown_scores, as_json))
             if pair.problem:
                 problems[pair.problem] += 1
                 print(f"normlens: line {number} has no links: {pair.problem}", file=sys.stderr)
@@ -181,11 +202,13 @@ def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
     return list(islice(read_parallel(source, target), WINDOW))
 
 
-def _line(pair: AlignedPair, one_based: bool, talp: bool, scores: bool, as_json: bool) -> str:
+def _line(
+    pair: AlignedPair, one_based: bool, talp: bool, scores: Literal["", "scores", "confidences"], as_json: bool
+) -> str:
     from normlens.alignment.formats import format_line
     from normlens.alignment.links import Annotation
 
     if as_json:
         return json.dumps(pair.to_dict(), ensure_ascii=False)
     annotation = Annotation(pair.certain, pair.links)
-    return format_line(annotation, one_based=one_based, talp=talp, scores=pair.scores if scores else None)
+    return format_line(annotation, one_based=one_based, talp=talp, scores=getattr(pair, scores) if scores else None)

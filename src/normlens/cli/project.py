@@ -40,6 +40,7 @@ def project(
     ] = "one",
     words: Annotated[str, typer.Option(help="text: words of running text; spaces: words stand between spaces.")] = "",
     layer: Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")] = "auto",
+    layers_from: Annotated[Path | None, typer.Option(help="Take the layers that `align --save-choice` wrote.")] = None,
     source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = "",
     reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
     source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
@@ -89,6 +90,7 @@ def project(
         lens,
         None if reverse_model is None else open_lens(reverse_model, device=device),
         layer=layers_option(layer),  # type: ignore[arg-type]
+        layers_from=layers_from,
         batch_tokens=batch_tokens,
         source_prefix=source_prefix,
         reverse_source_prefix=reverse_source_prefix,
@@ -114,7 +116,8 @@ def project(
         aligner.layers = dict(run.record["layers"])
     else:
         # A model's own translations are made window by window, so only the first window's can be chosen on.
-        _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
+        if not aligner.layers:
+            _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
         if out is not None and not is_stream(out):
             run = UnfinishedRun(out, {**aligner.record(), **about})
 

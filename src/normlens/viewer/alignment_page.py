@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from normlens.alignment.extraction import Joining, cell_shares, extract_links, join_directions, row_shares
+from normlens.alignment.extraction import cell_shares, extract_joint_links, joined_views
 from normlens.alignment.layer_choice import Agreement
 from normlens.alignment.links import Annotation, Link
 from normlens.alignment.scoring import Counts
@@ -47,14 +47,14 @@ def suggested_alignment(cross: xr.Dataset) -> dict[str, Any] | None:
     awo = np.stack([joined[:, [place - 1 for place in places]].mean(1) for _, places in target], axis=1)
     layers = tuple(int(layer) for layer in cross["layer"].values)
     chosen = Agreement.of(layers, awi, awo).auto("awi")
-    mean = np.mean([row_shares(awi[layers.index(layer)]) for layer in chosen], axis=0)
-    links = extract_links(mean, "argmax")
+    joint = joined_views(awi[[layers.index(layer) for layer in chosen]])
+    links = extract_joint_links(joint, "share")
     how = (
         f"As align reads this pair in one direction: {MEASURES[measure].title}, rows of the token that is read, "
         f"{_layers(chosen)}, subwords joined to words, special tokens left out. A corpus chooses layers better, and a "
         "second model for the other direction gives better links: see Aligner."
     )
-    return _document([word for word, _ in source], [word for word, _ in target], mean[:, :-1], links, None, how)
+    return _document([word for word, _ in source], [word for word, _ in target], cell_shares(joint), links, None, how)
 
 
 def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None = None) -> dict[str, Any]:
@@ -62,15 +62,16 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
     aligned = aligner.align_pair(source, target)
     if aligned.problem is not None:
         raise InputError(f"A page shows a pair that can be aligned: this one has {aligned.problem}.")
-    setting = aligner.choices.setting
-    (forward,) = aligner.forward.maps([aligner.forward.encoder(source, target)], aligner.layers["forward"], setting)
-    assert forward is not None, "a pair without a problem has a map"
-    strength = row_shares(forward)[:, :-1]
+    choices = aligner.choices
+    encoded = {"forward": aligner.forward.encoder(source, target)}
     if aligner.reverse is not None:
-        (reverse,) = aligner.reverse.maps([aligner.reverse.encoder(target, source)], aligner.layers["reverse"], setting)
-        assert reverse is not None, "a pair without a problem has a map"
-        how_joined: Joining = "sum" if aligner.choices.symmetrize == "sum" else "product"
-        strength = cell_shares(join_directions(forward, reverse, how_joined))
+        encoded["reverse"] = aligner.reverse.encoder(target, source)
+    found_maps: dict[str, Any] = {"reverse": None}
+    for name, mapper in (("forward", aligner.forward), ("reverse", aligner.reverse)):
+        if mapper is not None:
+            of = mapper.views if choices.combine == "views" else mapper.maps
+            (found_maps[name],) = of([encoded[name]], aligner.layers[name], choices.setting)
+    strength = aligner.strength(found_maps["forward"], found_maps["reverse"])
     annotation = None if gold is None else gold if isinstance(gold, Annotation) else Annotation.of(gold)
     if annotation is not None:
         outside = [
