@@ -188,8 +188,8 @@ class _Pending:
         self.tensors: dict[Place, Tensor] = {}
         gates = (step.place for step in site.inner if isinstance(step, Gate))
         later = () if self.end is None else (self.end.total, self.end.normalized)
-        perhaps = (place for place in (site.residual, site.normalized, *later) if place is not None)
-        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *perhaps))
+        perhaps = (site.residual, site.normalized, site.stream_weights, *later)
+        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *filter(None, perhaps)))
 
     @property
     def complete(self) -> bool:
@@ -454,8 +454,16 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
     assert pending.pairs is not None and pending.values is not None
     batch = pending.values.shape[0]
     seen = {place: _by_position(place, tensor.to(dtype), batch) for place, tensor in pending.tensors.items()}
+    weights_of_streams = None
+    if site.stream_weights is not None:  # the streams of a position stand side by side
+        rows = seen[site.projected].shape[:2]
+        streams = (
+            place for place in (site.residual, site.total, site.stream_weights, *site.others) if place is not None
+        )
+        seen |= {place: seen[place].reshape(*rows, -1) for place in streams}
+        weights_of_streams = seen[site.stream_weights]
     others = [seen[place] for place in site.others]
-    residual = torch.zeros_like(seen[site.projected]) if site.residual is None else seen[site.residual]
+    residual = torch.zeros_like(seen[site.total]) if site.residual is None else seen[site.residual]
     if weights.residual:
         shift: Tensor | None = None  # a bias on the residual belongs to no input
         for step in weights.residual:
@@ -480,6 +488,7 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
         x=seen[site.x],
         self_attends=site.kind != "cross",
         gate=pending.gate,
+        stream_weights=weights_of_streams,
         output_check=weights.output_check,
         value_check=weights.value_check,
         end=None

@@ -184,7 +184,7 @@ def explicit_heads(
 
 def explicit_parts(
     block: Block, parts: Float[Tensor, "pair model"], pairs: Int[Tensor, "pair 3"]
-) -> dict[Stage, Float[Tensor, "pair model"]]:
+) -> dict[Stage, Float[Tensor, "pair _"]]:
     """What becomes of the vectors of pairs (batch, query, key) on the way to each stage, step by step in float64."""
     t = block.tensors
     found: dict[Stage, Tensor] = {"attn": parts}
@@ -194,6 +194,8 @@ def explicit_parts(
         for step in t.branch:
             parts = _explicit_step(step, parts, y)
             y = _explicit_step(step, y, y) + _explicit_shift(step)
+    if t.stream_weights is not None:
+        parts = torch.einsum("ps,pd->psd", t.stream_weights[batch, query].double(), parts).flatten(1)
     if t.self_attends:
         parts = parts + t.residual[batch, query] * (query == key).unsqueeze(-1)
     found["res"] = parts

@@ -90,6 +90,7 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, sam
         values=tensors.values[row : row + 1][:, :, keys],
         projected=by_query(tensors.projected),
         residual=by_query(tensors.residual),
+        stream_weights=by_query(tensors.stream_weights),
         others=by_query(tensors.others),
         total=by_query(tensors.total),
         normalized=by_query(tensors.normalized),

@@ -30,6 +30,7 @@ class Literal:
     scale: float = 1.0  # on the branch
     norm: nn.LayerNorm | None = None  # behind the sum
     total: Tensor | None = None  # what enters that normalization
+    streams: Tensor | None = None  # query stream: how much of the branch is added to each residual stream
 
 
 def literal_maps(block: Literal) -> dict[str, Tensor]:
@@ -45,6 +46,8 @@ def literal_maps(block: Literal) -> dict[str, Tensor]:
                     value = value * block.gate[i, h].double()
                 part += block.alpha[h, i, j].double() * (value @ block.weight[h].double())
             attn_n[i, j] = part.norm()
+            if block.streams is not None:
+                part = torch.cat([weight.double() * part for weight in block.streams[i]])
             part = part * block.scale + (block.residual[i].double() if i == j else 0.0)
             if block.norm is not None:
                 assert block.total is not None
@@ -165,6 +168,23 @@ def xlnet(model: Any, seen: Seen, alpha: Tensor) -> Literal:
     return Literal(alpha, values, weight.detach(), x, norm=norm, total=seen.inputs[norm][:, 0])
 
 
+def hyper_connected(model: Any, seen: Seen, alpha: Tensor) -> Literal:
+    layer = model.layers[0]
+    both = seen.outputs[layer.self_attn.kv_b_proj][0, 0].view(9, 4, -1)  # key part and value, head by head
+    width = layer.self_attn.v_head_dim
+    gate = seen.outputs[layer.self_attn.gate_proj][0].view(9, 4, width).sigmoid()
+    streams = seen.inputs[layer.attn_hc][0].flatten(1)
+    weight = by_head(layer.self_attn.o_proj.weight, 4)
+    return Literal(
+        alpha,
+        both[..., -width:].transpose(0, 1),
+        weight,
+        streams,
+        gate,
+        streams=seen.outputs[layer.attn_hc][0],
+    )
+
+
 READERS: dict[str, Callable[[Any, Seen, Tensor], Literal]] = {
     "bloom": bloom,  # own code, query, key and value fused head by head
     "falcon": falcon,  # own code, one value head for all, parallel feed-forward
@@ -177,6 +197,7 @@ READERS: dict[str, Callable[[Any, Seen, Tensor], Literal]] = {
     "deberta-v2": deberta,  # own code, post-norm
     "xlnet": xlnet,  # own code, parameters without modules, positions first
     "llama": llama_like,  # grouped values
+    "hy_v4": hyper_connected,  # several residual streams
 }
 
 

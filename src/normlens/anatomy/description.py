@@ -189,6 +189,8 @@ class Site:
     normalized: Place | None
     x: Place  # the vectors that f acts on
     value_map: ValueMap | None  # None where the values are no affine function of x
+    #: Numbers by position and residual stream that write the branch into the streams (hyper-connections); None: one stream.
+    stream_weights: Place | None = None
     gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
     followed: bool = False  # attention in the family's own code, met by following the data
     end: LayerEnd | str = "it was not read"  # where the layer ends; a sentence where that could not be read

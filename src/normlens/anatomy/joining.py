@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -29,6 +29,17 @@ class Joined:
     residual: int | None
     residual_steps: tuple[Step, ...]
     total: int
+    stream_weights: int | None = None  # what writes the branch into several residual streams (hyper-connections)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How far the projected output has been followed, and what it met."""
+
+    value: int
+    steps: tuple[Step, ...] = ()
+    others: tuple[int, ...] = ()
+    stream_weights: int | None = None
 
 
 def follow_to_sum(graph: Graph, given: int) -> Joined:
@@ -36,16 +47,17 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
     trace = graph.trace
     upstream = trace.ancestors(graph.event.output)
     width = trace.tensors[given].shape[-1]
-    ways: deque[tuple[int, tuple[Step, ...], tuple[int, ...]]] = deque([(given, (), ())])
+    ways: deque[_Way] = deque([_Way(given)])
     seen: set[int] = set()
     met: list[str] = []
     while ways:
-        value, steps, others = ways.popleft()
+        way = ways.popleft()
+        value = way.value
         if value in seen:
             continue
         seen.add(value)
-        norms = norm_taking(graph, value, (width,))
-        ways.extend((call.outputs[0][1], (*steps, norm), others) for call, norm in norms)
+        norms = norm_taking(graph, value, (width,)) if way.stream_weights is None else []
+        ways.extend(replace(way, value=call.outputs[0][1], steps=(*way.steps, norm)) for call, norm in norms)
         for index in trace.consumers[value]:
             if any(call.start <= index < call.end for call, _ in norms):
                 continue
@@ -54,24 +66,38 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             other = other_operand(operation, value)
             if operation.name in LAYOUT and operation.operands[0] == Value(value):
                 if alike(graph, operation.outputs[0], value):
-                    ways.append((operation.outputs[0], steps, others))
-            elif step is not None:
-                ways.append((operation.outputs[0], (*steps, step), others))
+                    ways.append(replace(way, value=operation.outputs[0]))
+            elif step is not None and (way.stream_weights is None or isinstance(step, Scaling)):
+                ways.append(replace(way, value=operation.outputs[0], steps=(*way.steps, step)))
             elif operation.name in ADD and isinstance(other, Value) and alike(graph, other.number, value):
                 found = _residual(graph, other.number, upstream, width)
                 if found is not None:
                     total, beside = _with_later_branches(graph, operation.outputs[0])
-                    return Joined(steps, (*others, *beside), *found, total)
+                    return Joined(way.steps, (*way.others, *beside), *found, total, way.stream_weights)
                 if given in trace.ancestors(other.number):
                     met.append("a branch that itself comes from the attention output")
                     continue
-                ways.append((operation.outputs[0], steps, (*others, other.number)))
+                ways.append(replace(way, value=operation.outputs[0], others=(*way.others, other.number)))
+            elif way.stream_weights is None and _is_written_to_streams(graph, operation, way, width, given):
+                assert isinstance(other, Value)
+                ways.append(replace(way, value=operation.outputs[0], stream_weights=other.number))
             else:
                 met.append(operation.name.removeprefix("aten::"))
     raise graph.stopped(
         "the projected output must be added to the residual",
         f"no such addition was met (on the way: {', '.join(dict.fromkeys(met)) or 'nothing takes it'})",
     )
+
+
+def _is_written_to_streams(graph: Graph, operation: Operation, way: _Way, width: int, given: int) -> bool:
+    """Whether the branch is multiplied by numbers that the input decided, one per position and residual stream."""
+    other, trace = other_operand(operation, way.value), graph.trace
+    if operation.name not in MULTIPLY or not isinstance(other, Value) or way.others:
+        return False
+    weights, written = trace.tensors[other.number], trace.tensors[operation.outputs[0]]
+    if weights.ndim == 0 or weights.shape[-1] != 1 or written.shape[-1] != width:
+        return False
+    return weights.numel() * width == written.numel() and given not in trace.ancestors(other.number)
 
 
 def _with_later_branches(graph: Graph, total: int) -> tuple[int, tuple[int, ...]]:

@@ -64,6 +64,15 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
     given = projection.linear.given
     joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
+    weights = None
+    if joined.stream_weights is not None:
+        if norm is not None or kind == "cross":
+            raise graph.stopped(
+                "a block that writes into several residual streams must be self-attention with nothing after the sum",
+                f"it is {kind}" if norm is None else "a normalization follows",
+            )
+        weights = graph.visible(joined.stream_weights, "the weights of the residual streams")
+        weights = graph.copy_at_boundary(weights, joined.stream_weights, onwards=False)
     x, value_map = find_values(graph)
     projected = graph.copy_at_boundary(projection.linear.output, given, onwards=True)
     total = graph.visible(joined.total, "the residual sum")
@@ -91,6 +100,7 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         normalized=None if norm is None else graph.visible(norm[0].outputs[0][1], "the normalized sum"),
         x=x,
         value_map=value_map,
+        stream_weights=weights,
         gated=any(isinstance(step, Gate) and step.by_coordinate for step in projection.steps),
         followed=event.followed,
         end=_end(graph, joined, total, joined.total if norm is None else norm[0].outputs[0][1]),

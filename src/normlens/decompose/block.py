@@ -87,7 +87,10 @@ class LayerEnd:
 
 @dataclass(frozen=True)
 class BlockTensors:
-    """All that one site computed, as plain tensors in the working dtype."""
+    """All that one site computed, as plain tensors in the working dtype.
+
+    The residual stream is as wide as the model; where there are several (hyper-connections), they stand side by side.
+    """
 
     pairs: PairResults
     values: Float[Tensor, "batch kv_head key width"]
@@ -95,9 +98,9 @@ class BlockTensors:
     bias: Float[Tensor, " model"] | None  # b_O
     projected: Float[Tensor, "batch query model"]  # the attention output, b_O included
     branch: tuple[Step, ...]
-    residual: Float[Tensor, "batch query model"]  # as it enters the sum
-    others: Float[Tensor, "batch query model"] | None  # branches beside attention
-    total: Float[Tensor, "batch query model"]
+    residual: Float[Tensor, "batch query stream"]  # as it enters the sum
+    others: Float[Tensor, "batch query stream"] | None  # branches beside attention
+    total: Float[Tensor, "batch query stream"]
     norm: Normalization | None
     normalized: Float[Tensor, "batch query model"] | None
     x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
@@ -108,6 +111,8 @@ class BlockTensors:
     value_check: RandomCheck | None = None
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     same_word: Bool[Tensor, "query key"] | None = None
+    #: What writes a position's branch into each of several residual streams; None: there is one.
+    stream_weights: Float[Tensor, "batch query weight"] | None = None
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gates`.
     gate: Float[Tensor, "batch query head width"] | None = None
     #: What follows the block in its layer, where a measure looks that far.
@@ -158,13 +163,19 @@ class Block:
             found["enc"] = inverse if found["ln"] is None else found["ln"] * inverse
         return found
 
-    def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query model"]:
+    def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query stream"]:
         """What becomes at a stage of vectors of the attention output, one per query."""
         scale = self.scales[stage]
         vectors = linear(self.steps[stage], vectors)
-        return vectors if scale is None else vectors * scale
+        vectors = vectors if scale is None else vectors * scale
+        return vectors if stage == "attn" else self._in_streams(vectors)
 
-    def residual_at(self, stage: Stage) -> Float[Tensor, "batch query model"] | None:
+    def _in_streams(self, vectors: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query stream"]:
+        """The branch as it is written into the residual streams, side by side; with one stream, the branch itself."""
+        weights = self.tensors.stream_weights
+        return vectors if weights is None else (weights.unsqueeze(-1) * vectors.unsqueeze(-2)).flatten(-2)
+
+    def residual_at(self, stage: Stage) -> Float[Tensor, "batch query stream"] | None:
         """The residual's own contribution at a stage; none at the attention output."""
         t = self.tensors
         if stage == "attn":
@@ -197,7 +208,7 @@ class Block:
         mixed = ((self.weights * t.same_word) @ self.values_by_head).transpose(1, 2)
         return (mixed if t.gate is None else mixed * t.gate).flatten(2) @ t.weight.flatten(0, 1)
 
-    def self_vectors(self, stage: Stage) -> Float[Tensor, "batch query model"]:
+    def self_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
         """What each position contributes to itself, the residual included. In cross-attention: the residual alone."""
         residual = self.residual_at(stage)
         if not self.tensors.self_attends:
@@ -205,7 +216,7 @@ class Block:
         own = self.carried(self.own, stage)
         return own if residual is None else own + residual
 
-    def context_vectors(self, stage: Stage) -> Float[Tensor, "batch query model"]:
+    def context_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
         """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
         t = self.tensors
         vectors = t.projected if t.bias is None else t.projected - t.bias
@@ -229,6 +240,8 @@ class Block:
         scale = self._compiled.scales.get(stage) if known and self._compiled is not None else self.scales[stage]
         # Several stages may share these norms, so they are changed in a copy.
         norms = t.pairs.norms[stage].clone() if scale is None else t.pairs.norms[stage] * scale.abs()
+        if t.stream_weights is not None and stage != "attn":
+            norms = norms * t.stream_weights.norm(dim=-1, keepdim=True)
         if t.self_attends and stage != "attn":
             if t.same_word is None:
                 own = self.mixing_norms(stage)[1]
@@ -254,6 +267,7 @@ class Block:
         arriving = t.projected
         for step in t.branch:
             arriving = applied(step, arriving)
+        arriving = self._in_streams(arriving)
         summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
         found = [self._attention_gap(), gap(summed, t.total)]
         if t.norm is not None:
@@ -287,7 +301,7 @@ class Block:
         """Gaps and norms of a plain, long enough block in one pass over its vectors; None: PyTorch does it."""
         t = self.tensors
         wanted = t.pairs.compiled and (t.pairs.own is not None or not t.self_attends)
-        if not wanted or t.branch or t.others is not None or t.output_check is None:
+        if not wanted or t.branch or t.others is not None or t.output_check is None or t.stream_weights is not None:
             return None
         rows = compiled_loops().vectors
         norm, width = t.norm, t.total.shape[-1]

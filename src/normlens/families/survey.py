@@ -227,6 +227,7 @@ def _notes(anatomy: Anatomy, model: nn.Module) -> str:
         "norm before the projection": any(isinstance(step, Normalization) for step in inner),
         "constant on the branch": any(isinstance(step, Scaling) for site in sites for step in site.branch),
         "constant on the residual": any(site.residual_steps for site in sites),
+        "several residual streams": any(site.stream_weights is not None for site in sites),
         "parallel branch": any(site.others for site in sites),
         "no residual": any(site.residual is None for site in sites),
         "own code": any(site.followed for site in sites),
