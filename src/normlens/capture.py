@@ -26,7 +26,7 @@ from normlens.anatomy.weights import SiteWeights, WeightCache
 from normlens.decompose.attention import WHOLE_NUMBERS, Scratch, attend, attend_diagonal
 from normlens.decompose.block import Block, BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
-from normlens.decompose.gates import factors, gated_pairs
+from normlens.decompose.gates import added_groups, factors, gated_pairs
 from normlens.decompose.grams import repeat_values
 from normlens.decompose.pairs import PairCollector, PairResults
 from normlens.decompose.steps import Shift, Step, linear
@@ -180,6 +180,7 @@ class _Pending:
         self.site = site
         self.end = site.end if looks_past and isinstance(site.end, LayerEnd) else None
         self.weights = weights
+        self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
         self.values: Tensor | None = None
         self.pairs: PairResults | None = None
         self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait for a gate
@@ -223,6 +224,7 @@ class _Pass:
             if id(site) in prepared
         }
         self._attentions = 0
+        self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
         self._masks: dict[tuple[Kind, int, int, int], tuple[Tensor, Tensor]] = {}
@@ -291,12 +293,13 @@ class _Pass:
 
     def _next(self, module: nn.Module) -> int:
         """The number of the attention that runs now; they come in the order in which the anatomy lists them."""
-        n, sites = self._attentions, self._anatomy.sites
+        call, sites = self._attentions, self._anatomy.sites
         self._attentions += 1
-        if n >= len(sites) or module is not sites[n].attention:
+        n = self._order[call] if call < len(self._order) else None
+        if n is None or module is not sites[n].attention:
             raise AnatomyError(
-                f"every run must call attention in the order that was read: call {n + 1} of {self._anatomy.family!r} "
-                f"came from {type(module).__name__} instead of {sites[n].path if n < len(sites) else 'nothing'}"
+                f"every run must call attention in the order that was read: call {call + 1} of {self._anatomy.family!r} "
+                f"came from {type(module).__name__} instead of {'nothing' if n is None else sites[n].path}"
             )
         return n
 
@@ -307,8 +310,12 @@ class _Pass:
             return call.eager()[0] if inputs is None else attend(inputs, scratch=self._scratch)
         if inputs is None or site.inner:
             output, alpha = call.eager()
-            with self._in_full():
-                self._keep(pending, alpha, call.value, output)
+            pending.pieces.append((call.value, output))
+            if len(pending.pieces) == site.calls:
+                values, heads = (torch.cat(pieces, dim=-1) for pieces in zip(*pending.pieces, strict=True))
+                pending.pieces.clear()
+                with self._in_full():
+                    self._keep(pending, alpha, values, heads)
         else:
             pending.values = call.value.to(self._request.dtype)
             collector = self._collector(pending, call.query.shape[2])
@@ -351,7 +358,8 @@ class _Pass:
         prove_weights(alpha, query_mask, self._subject(pending.site))
         by_head, factor = repeat_values(values, alpha.shape[1]), None
         if pending.site.inner:
-            found = factors(heads, self._inner_steps(pending))
+            found = factors(added_groups(heads, pending.site.groups), self._inner_steps(pending))
+            found = found.repeated(max(1, len(pending.site.groups)))
             factor, pending.gate = found.by_query_and_head.transpose(1, 2), found.gate
         if factor is not None and pending.gate is not None:
             request, samples = self._request.pairs_of(pending.site), self._samples(pending, alpha.shape[2])

@@ -156,12 +156,16 @@ class Lens:
             now = self._state = self._reader.read()
         if before is None or before == now:
             return now
-        if before.identities != now.identities:
+        changed = (before.tensors, before.entries, before.adapters) != (now.tensors, now.entries, now.adapters)
+        if before.identities != now.identities or (changed and self._holds_numbers()):
             self._forget()
-        elif (before.tensors, before.entries, before.adapters) != (now.tensors, now.entries, now.adapters):
+        elif changed:
             self._weights.clear()
             self._described = None
         return now
+
+    def _holds_numbers(self) -> bool:
+        return any(anatomy.holds_numbers for anatomy in self._anatomies.values())
 
     def _forget(self) -> None:
         self._anatomies.clear()

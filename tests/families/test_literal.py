@@ -185,6 +185,26 @@ def hyper_connected(model: Any, seen: Seen, alpha: Tensor) -> Literal:
     )
 
 
+def differential(model: Any, seen: Seen, alpha: Tensor) -> Literal:
+    attention = model.layers[0].self_attn
+    split = seen.outputs[attention.v_proj][0].view(9, -1, 8)
+    half = split.shape[1] // 2  # a head looks at one value head of each half
+    groups = [h * 2 * half // 4 % half for h in range(4)]
+    values = torch.stack([torch.cat([split[:, g], split[:, half + g]], dim=-1) for g in groups])
+    first, second = ((q * k).sum().exp() for q, k in _lambdas(attention))
+    weight = by_head(attention.o_proj.weight, 2)
+    summed = seen.inputs[attention.groupnorm][0].double()
+    s = (summed.square().mean(-1, keepdim=True) + attention.groupnorm.eps).sqrt()
+    gate = ((1 - attention.lambda_init) / s).repeat(1, 2, 16)
+    minus = first - second + attention.lambda_init
+    both = torch.cat([weight, -minus.detach() * weight])
+    return Literal(alpha, values, both, seen.inputs[model.layers[0].input_layernorm][0], gate)
+
+
+def _lambdas(attention: Any) -> list[tuple[Tensor, Tensor]]:
+    return [(attention.lambda_q1, attention.lambda_k1), (attention.lambda_q2, attention.lambda_k2)]
+
+
 READERS: dict[str, Callable[[Any, Seen, Tensor], Literal]] = {
     "bloom": bloom,  # own code, query, key and value fused head by head
     "falcon": falcon,  # own code, one value head for all, parallel feed-forward
@@ -197,6 +217,7 @@ READERS: dict[str, Callable[[Any, Seen, Tensor], Literal]] = {
     "deberta-v2": deberta,  # own code, post-norm
     "xlnet": xlnet,  # own code, parameters without modules, positions first
     "llama": llama_like,  # grouped values
+    "diffllama": differential,  # one head minus another, values in two halves
     "hy_v4": hyper_connected,  # several residual streams
 }
 

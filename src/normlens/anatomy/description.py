@@ -178,6 +178,7 @@ class Site:
     standard: bool  # the attention is the plain one, which may be computed block by block
     inner: tuple[InnerStep, ...]  # between attention and the output projection
     projection: AffineMap
+    groups: tuple[float, ...]  # factors of equal groups of heads that are added up before the projection; (): none are
     rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
     projected: Place  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum
@@ -192,6 +193,7 @@ class Site:
     #: Numbers by position and residual stream that write the branch into the streams (hyper-connections); None: one stream.
     stream_weights: Place | None = None
     gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
+    calls: int = 1  # of the attention function, each over a part of the values' width
     followed: bool = False  # attention in the family's own code, met by following the data
     end: LayerEnd | str = "it was not read"  # where the layer ends; a sentence where that could not be read
 
@@ -222,6 +224,13 @@ class Anatomy:
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of site that the model has, in the order encoder, decoder, cross."""
         return tuple(kind for kind in KINDS if any(site.kind == kind for site in self.sites))
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether numbers that the model computed from its weights stand in the description, good for these alone."""
+        steps = [step for site in self.sites for step in (*site.inner, *site.branch, *site.residual_steps)]
+        numbers = any(isinstance(step, Scaling) and isinstance(step.factor, float) for step in steps)
+        return numbers or any(site.groups for site in self.sites)
 
     def of(self, kind: Kind) -> tuple[Site, ...]:
         """The sites of one kind, by layer."""

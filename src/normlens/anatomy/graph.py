@@ -12,8 +12,9 @@ from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
 
-_SPLITS = {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"}
+SPLITS = {"aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"}
 ADD = {"aten::add", "aten::add_"}
+SUBTRACT = {"aten::sub", "aten::sub_"}
 MULTIPLY = {"aten::mul", "aten::mul_"}
 DIVIDE = {"aten::div", "aten::div_"}
 
@@ -125,9 +126,9 @@ class Graph:
         number = operand.number
         while number in self.trace.producer:
             operation = self.trace.operations[self.trace.producer[number]]
-            if operation.name not in LAYOUT | _SPLITS or len(operation.inputs) != 1:
+            if operation.name not in LAYOUT | SPLITS or len(operation.inputs) != 1:
                 return None
-            index = operation.outputs.index(number) if operation.name in _SPLITS else None
+            index = operation.outputs.index(number) if operation.name in SPLITS else None
             steps.append((operation.name.removeprefix("aten::"), tuple(operation.operands[1:]), index))
             number = operation.inputs[0]
         tensor = self.trace.tensors[number]
@@ -149,6 +150,15 @@ class Graph:
         if tensor.numel() == 1:
             return float(tensor)
         return tensor.detach().reshape(-1) if tensor.numel() == width else None
+
+    def fixed_number(self, operand: object) -> float | None:
+        """One number that no input changes, computed from parameters as it may be; None where it is not."""
+        if isinstance(operand, int | float):
+            return float(operand)
+        if not isinstance(operand, Value) or self.trace.tensors[operand.number].numel() != 1:
+            return None
+        given = {number for _, number in self.trace.calls[0].inputs}
+        return None if given & self.trace.ancestors(operand.number) else float(self.trace.tensors[operand.number])
 
     # ---- places --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from normlens.anatomy.description import Gate, InnerStep
 from normlens.anatomy.graph import MULTIPLY, Graph, Linear
 from normlens.anatomy.norms import norm_taking
 from normlens.anatomy.operations import LAYOUT
+from normlens.anatomy.pieces import added_heads
 from normlens.anatomy.trace import Value
 from normlens.decompose.steps import Scaling
 
@@ -22,16 +23,19 @@ class Projection:
     linear: Linear
     steps: tuple[InnerStep, ...]
     rows: Tensor | None = field(default=None)
+    groups: tuple[float, ...] = ()  # factors of the groups of heads that are added up first
 
 
 def find_projection(graph: Graph) -> Projection:
     """The one linear map whose input is the attention output, its heads side by side."""
     trace, event = graph.trace, graph.event
     found: list[Projection] = []
-    stack: list[tuple[int, tuple[InnerStep, ...]]] = [(event.output, ())]
+    start, groups = added_heads(graph) or (event.output, ())
+    heads = trace.tensors[start] if groups else event.heads
+    stack: list[tuple[int, tuple[InnerStep, ...]]] = [(start, ())]
     seen: set[int] = set()
     met: list[str] = []
-    width = event.heads.shape[-1] * event.heads.shape[-2]
+    width = heads.shape[-1] * heads.shape[-2]
     while stack:
         value, steps = stack.pop()
         if value in seen:
@@ -39,7 +43,7 @@ def find_projection(graph: Graph) -> Projection:
         seen.add(value)
         linear = graph.linear_taking(value)
         found.extend(Projection(one, steps) for one in linear)
-        norms = norm_taking(graph, value, (width, event.heads.shape[-1]))
+        norms = norm_taking(graph, value, (width, heads.shape[-1]))
         stack.extend((call.outputs[0][1], (*steps, norm)) for call, norm in norms)
         inside = [(one.start, one.end) for one in linear] + [(call.start, call.end) for call, _ in norms]
         for index in trace.consumers[value]:
@@ -49,7 +53,7 @@ def find_projection(graph: Graph) -> Projection:
             if operation.name in LAYOUT and operation.operands[0] == Value(value):
                 stack.append((operation.outputs[0], steps))
             elif operation.name in MULTIPLY:
-                step = _factor(graph, operation.operands, value)
+                step = _factor(graph, heads, operation.operands, value)
                 stack.append((operation.outputs[0], (*steps, step)))
             else:
                 met.append(operation.name.removeprefix("aten::"))
@@ -57,22 +61,23 @@ def find_projection(graph: Graph) -> Projection:
         what = "nothing took it" if not met and not found else f"{len(found)} did (on the way: {', '.join(met) or '-'})"
         raise graph.stopped("exactly one linear map must take the attention output", what)
     chosen = found[0]
+    chosen.groups = groups
     if not chosen.steps:
-        chosen.rows = _rows(graph, trace.tensors[chosen.linear.taken])
+        chosen.rows = _rows(graph, heads, trace.tensors[chosen.linear.taken])
     return chosen
 
 
-def _factor(graph: Graph, operands: tuple[object, ...], value: int) -> InnerStep:
+def _factor(graph: Graph, of: Tensor, operands: tuple[object, ...], value: int) -> InnerStep:
     factor = operands[1] if operands[0] == Value(value) else operands[0]
     if isinstance(factor, int | float):
         return Scaling(float(factor))
     assert isinstance(factor, Value), "a product has two tensors or a tensor and a number"
-    constant = graph.constant(factor, graph.event.heads.shape[-1] * graph.event.heads.shape[-2])
+    constant = graph.constant(factor, of.shape[-1] * of.shape[-2])
     if constant is not None:
         return Scaling(constant)
     place = graph.visible(factor.number, "a gate between attention and the output projection")
     shape = graph.trace.tensors[factor.number].shape
-    heads, queries = graph.event.alpha.shape[1:3]
+    queries, heads = of.shape[1:3]
     if heads == queries and len(shape) >= 3 and shape[-3:-1] == (heads, queries):
         raise graph.stopped(
             "a gate's heads and queries must be told apart",
@@ -86,9 +91,8 @@ def _factor(graph: Graph, operands: tuple[object, ...], value: int) -> InnerStep
     )
 
 
-def _rows(graph: Graph, taken: Tensor) -> Tensor | None:
+def _rows(graph: Graph, heads: Tensor, taken: Tensor) -> Tensor | None:
     """Which row of the projection each coordinate of the heads meets; None where they stand side by side."""
-    heads = graph.event.heads
     if taken.numel() != heads.numel():
         raise graph.stopped(
             "the output projection must take all heads and nothing else",

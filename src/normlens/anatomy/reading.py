@@ -17,6 +17,7 @@ from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
 from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
+from normlens.anatomy.pieces import whole_attentions
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
@@ -44,6 +45,7 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
             f"every attention must be captured: {family!r} made {trace.products} products of weights and values, "
             f"{len(trace.attentions)} were captured; see docs/adding_a_family.md"
         )
+    trace = replace(trace, attentions=whole_attentions(trace))
     kinds = kinds_of(trace)
     layers = layer_numbers(trace, kinds)
     graphs = [Graph(family, trace, event) for event in trace.attentions]
@@ -89,6 +91,7 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         standard=event.standard,
         inner=projection.steps,
         projection=projection.linear.map,
+        groups=projection.groups,
         rows=projection.rows,
         projected=projected,
         branch=joined.steps,
@@ -102,6 +105,7 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
         value_map=value_map,
         stream_weights=weights,
         gated=any(isinstance(step, Gate) and step.by_coordinate for step in projection.steps),
+        calls=event.calls,
         followed=event.followed,
         end=_end(graph, joined, total, joined.total if norm is None else norm[0].outputs[0][1]),
     )

@@ -73,6 +73,7 @@ class AttentionEvent:
     parents: tuple[int, ...]  # the open calls, outermost first; the last one is the attention module's own
     standard: bool  # whether `decompose.attention` computes the same
     followed: bool  # met by following the data, not through the attention interface
+    calls: int = 1  # of the attention function, each over a part of the values' width
 
 
 @dataclass

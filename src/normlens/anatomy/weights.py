@@ -159,9 +159,11 @@ def head_weights(site: Site, dtype: torch.dtype) -> Tensor:
     matrix = site.projection.matrix().to(dtype)
     if site.rows is not None:
         matrix = matrix[site.rows.to(matrix.device)]
-    weight = split_heads(matrix, site.heads).contiguous()
+    weight = split_heads(matrix, site.heads // max(1, len(site.groups))).contiguous()
     fixed = [step.to(dtype) for step in site.inner if not isinstance(step, Gate)]
-    return weight * fixed_factor(fixed, weight.shape[0], weight.shape[1], weight).unsqueeze(-1) if fixed else weight
+    if fixed:
+        weight = weight * fixed_factor(fixed, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)
+    return torch.cat([factor * weight for factor in site.groups]) if site.groups else weight
 
 
 def _value_check(found: ValueMap, dtype: torch.dtype) -> RandomCheck:
@@ -184,7 +186,7 @@ class WeightCache:
         """The site's weights, from the cache where it has them."""
         steps = (*site.inner, "branch", *site.branch, "residual", *site.residual_steps, "norm", site.norm)
         steps = (*steps, "end", end_norm_of(site))
-        key = (dtype, site.heads, id(site.projection.module), *map(_step_key, steps))
+        key = (dtype, site.heads, site.groups, id(site.projection.module), *map(_step_key, steps))
         if key not in self._kept:
             self._kept[key] = SiteWeights.of(site, dtype)
         return self._kept[key]

@@ -29,6 +29,21 @@ class Factors:
     by_query_and_head: Float[Tensor, "batch query head 1"]
     gate: Float[Tensor, "batch query head width"] | None
 
+    def repeated(self, groups: int) -> Factors:
+        """The same factors for each of several groups of heads that were added up before they met them."""
+        gate = None if self.gate is None else self.gate.repeat(1, 1, groups, 1)
+        return Factors(self.by_query_and_head.repeat(1, 1, groups, 1), gate)
+
+
+def added_groups(
+    heads: Float[Tensor, "batch query head width"], groups: Sequence[float]
+) -> Float[Tensor, "batch query sum width"]:
+    """Equal groups of neighbouring heads added up, each times its factor; the heads themselves where there are none."""
+    if not groups:
+        return heads
+    parts = heads.chunk(len(groups), dim=2)
+    return torch.stack([factor * part for factor, part in zip(groups, parts, strict=True)]).sum(0)
+
 
 def fixed_factor(steps: Sequence[Step | None], heads: int, width: int, like: Tensor) -> Float[Tensor, "head width"]:
     """The factors that are the same for every input: they belong to the rows of `W_O`. None stands for a gate."""

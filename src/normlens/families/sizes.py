@@ -25,7 +25,7 @@ _NAMES: tuple[tuple[int, str], ...] = (
         hidden_size d_model n_embd dim emb_dim width embed_dim true_hidden_size lru_width
         attention_hidden_size backbone_hidden_size pooler_hidden_size word_embed_proj_dim embedding_size
         entity_emb_size d_latents input_embedding_size output_embedding_size prediction_head_size
-        mm_embed_dim output_proj_dims mm_posemb_size downsample_hidden_size output_dim
+        mm_embed_dim output_proj_dims mm_posemb_size downsample_hidden_size output_dim audio_hidden_size
         """,
     ),
     (

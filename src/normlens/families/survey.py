@@ -188,10 +188,11 @@ def check_all_captured(lens: Lens) -> None:
     recorder = Recorder(body)
     with evaluating(body), recorder.watching():
         body(**run_arguments(body, few_tokens(body)))
-    if recorder.trace.products != len(lens.anatomy.sites):
+    captured = sum(site.calls for site in lens.anatomy.sites)
+    if recorder.trace.products != captured:
         raise AnatomyError(
             f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights "
-            f"and values with its eager attention, {len(lens.anatomy.sites)} are captured; see docs/adding_a_family.md"
+            f"and values with its eager attention, {captured} are captured; see docs/adding_a_family.md"
         )
 
 
@@ -227,6 +228,7 @@ def _notes(anatomy: Anatomy, model: nn.Module) -> str:
         "norm before the projection": any(isinstance(step, Normalization) for step in inner),
         "constant on the branch": any(isinstance(step, Scaling) for site in sites for step in site.branch),
         "constant on the residual": any(site.residual_steps for site in sites),
+        "differential heads": any(site.groups for site in sites),
         "several residual streams": any(site.stream_weights is not None for site in sites),
         "parallel branch": any(site.others for site in sites),
         "no residual": any(site.residual is None for site in sites),
