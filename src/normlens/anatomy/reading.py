@@ -113,6 +113,8 @@ def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
 
 def _end(graph: Graph, joined: Joined, total: Place, stream: int) -> LayerEnd | str:
     """Where the layer ends; a sentence where that cannot be read, since only some measures look so far."""
+    if joined.stream_weights is not None:
+        return f"the layer around {graph.event.path} has several residual streams, which are followed to the first sum alone"
     if joined.others:  # the feed-forward block stands beside attention
         return LayerEnd(total, None, None)
     try:

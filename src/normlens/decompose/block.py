@@ -85,6 +85,22 @@ class LayerEnd:
         return [gap(applied(self.norm, self.total), self.normalized)]
 
 
+def in_streams(
+    vectors: Float[Tensor, "*any model"], weights: Float[Tensor, "*_ weight"] | None
+) -> Float[Tensor, "*any _"]:
+    """Vectors as they are written into several residual streams, side by side; with one stream, the vectors themselves."""
+    return vectors if weights is None else (weights.unsqueeze(-1) * vectors.unsqueeze(-2)).flatten(-2)
+
+
+def out_of_streams(
+    streams: Float[Tensor, "*any stream"], weights: Float[Tensor, "*any weight"] | None
+) -> Float[Tensor, "*any _"]:
+    """The transpose of `in_streams`: `in_streams(v) · y = v · out_of_streams(y)`."""
+    if weights is None:
+        return streams
+    return (weights.unsqueeze(-1) * streams.unflatten(-1, (weights.shape[-1], -1))).sum(-2)
+
+
 @dataclass(frozen=True)
 class BlockTensors:
     """All that one site computed, as plain tensors in the working dtype.
@@ -168,12 +184,7 @@ class Block:
         scale = self.scales[stage]
         vectors = linear(self.steps[stage], vectors)
         vectors = vectors if scale is None else vectors * scale
-        return vectors if stage == "attn" else self._in_streams(vectors)
-
-    def _in_streams(self, vectors: Float[Tensor, "batch query model"]) -> Float[Tensor, "batch query stream"]:
-        """The branch as it is written into the residual streams, side by side; with one stream, the branch itself."""
-        weights = self.tensors.stream_weights
-        return vectors if weights is None else (weights.unsqueeze(-1) * vectors.unsqueeze(-2)).flatten(-2)
+        return vectors if stage == "attn" else in_streams(vectors, self.tensors.stream_weights)
 
     def residual_at(self, stage: Stage) -> Float[Tensor, "batch query stream"] | None:
         """The residual's own contribution at a stage; none at the attention output."""
@@ -267,7 +278,7 @@ class Block:
         arriving = t.projected
         for step in t.branch:
             arriving = applied(step, arriving)
-        arriving = self._in_streams(arriving)
+        arriving = in_streams(arriving, t.stream_weights)
         summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
         found = [self._attention_gap(), gap(summed, t.total)]
         if t.norm is not None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose.block import Block
+from normlens.decompose.block import Block, in_streams, out_of_streams
 from normlens.decompose.stages import Stage
 from normlens.decompose.steps import Normalization, Scaling, Step, linear
 
@@ -85,12 +85,15 @@ def attention_parts(block: Block, chosen: PairBlock) -> Float[Tensor, "query key
     return gated.flatten(2) @ t.weight.flatten(0, 1)
 
 
-def carried_parts(block: Block, chosen: PairBlock, stage: Stage) -> Float[Tensor, "query key model"]:
+def carried_parts(block: Block, chosen: PairBlock, stage: Stage) -> Float[Tensor, "query key stream"]:
     """The parts of a rectangle at a stage, the residual with those on the diagonal."""
     parts = linear(block.steps[stage], attention_parts(block, chosen))
     scale = block.scales[stage]
     if scale is not None:
         parts = parts * scale[chosen.row, chosen.queries].unsqueeze(1)
+    weights = block.tensors.stream_weights
+    if weights is not None and stage != "attn":
+        parts = in_streams(parts, weights[chosen.row, chosen.queries].unsqueeze(1))
     residual = block.residual_at(stage)
     if residual is not None and block.tensors.self_attends:
         own = chosen.diagonal()
@@ -144,7 +147,9 @@ def projection(block: Block) -> tuple[Float[Tensor, "batch query key"], Float[Te
     """
     t, y = block.tensors, block.output
     size = y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
-    towards = torch.einsum("hcd,bqd->bhqc", t.weight, transposed(block.steps["ln"], y))
+    towards = torch.einsum(
+        "hcd,bqd->bhqc", t.weight, transposed(block.steps["ln"], out_of_streams(y, t.stream_weights))
+    )
     if t.gate is not None:
         towards = towards * t.gate.transpose(1, 2)
     found = y.new_zeros(*y.shape[:2], t.values.shape[2])
