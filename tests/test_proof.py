@@ -87,7 +87,7 @@ WRONG = {
     "norm on the branch forgotten": ("gemma2", "decoder", lambda site: replace(site, branch=())),
     "constant on the branch": ("gpt2", "decoder", lambda site: replace(site, branch=(Scaling(0.5),))),
     "constant on the residual": ("t5", "decoder", lambda site: replace(site, residual_steps=(Scaling(0.5),))),
-    "residual taken behind the norm": ("gpt2", "decoder", lambda site: replace(site, residual=site.x)),
+    "residual taken after the norm": ("gpt2", "decoder", lambda site: replace(site, residual=site.x)),
     "residual is the sum": ("bert", "encoder", lambda site: replace(site, residual=site.total)),
     "another value map": (
         "bert",
@@ -105,7 +105,7 @@ def test_wrong_anatomy_is_caught(what: str) -> None:
 
 
 def test_post_norm_read_as_pre_norm_is_caught() -> None:
-    """Forgetting the norm behind the sum rebuilds everything that is looked at: it must be refused while reading."""
+    """Forgetting the norm after the sum rebuilds everything that is looked at: it must be refused while reading."""
     for family in ("bert", "roberta", "distilbert", "albert", "marian"):
         assert {site.placement for site in examine(tiny.make(family)).sites} == {"post"}, family
     for family in ("gpt2", "llama", "t5"):

@@ -144,7 +144,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def available_bytes() -> int | None:
-    """The memory that can still be had, where the system says so."""
+    """The memory that is still free, where the system says so."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -28,7 +28,7 @@ class Literal:
     residual: Tensor  # query model
     gate: Tensor | None = None  # query head width: multiplies the heads' outputs
     scale: float = 1.0  # on the branch
-    norm: nn.LayerNorm | None = None  # behind the sum
+    norm: nn.LayerNorm | None = None  # after the sum
     total: Tensor | None = None  # what enters that normalization
     streams: Tensor | None = None  # query stream: how much of the branch is added to each residual stream
 

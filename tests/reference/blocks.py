@@ -42,7 +42,7 @@ class Attention:
     output_weight: Array  # head value width
     output_bias: Array  # width
     residual: Array  # batch query width
-    after: Array  # batch query width: what the model holds behind the block
+    after: Array  # batch query width: what the model holds after the block
     branch_norm: Norm | None = None
     post_norm: Norm | None = None
     branch_scale: Array | float = 1.0  # a constant after the branch's norm: one number, or one per coordinate

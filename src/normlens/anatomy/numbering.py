@@ -22,14 +22,14 @@ from normlens.errors import AnatomyError
 def kinds_of(trace: Trace) -> list[Kind]:
     """The kind of each attention."""
     sequences = _sequence_inputs(trace)
-    behind = [
+    sources = [
         (sequences & trace.ancestors(event.output), sequences & trace.ancestors(event.value))
         for event in trace.attentions
     ]
     # What the queries of cross-attention come from, and its keys and values do not: the target.
-    target = {number for queries, keys in behind for number in queries - keys}
+    target = {number for queries, keys in sources for number in queries - keys}
     return [
-        _kind_of(event, queries, keys, target) for event, (queries, keys) in zip(trace.attentions, behind, strict=True)
+        _kind_of(event, queries, keys, target) for event, (queries, keys) in zip(trace.attentions, sources, strict=True)
     ]
 
 
@@ -102,7 +102,6 @@ class _ListMembers:
     """Calls of modules that stand in a list (a stack of layers), each with its place in the order of execution."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
         containers: dict[str, nn.Module] = {call.path: call.module for call in trace.calls}
         lists = {
             f"{path}.{name}" if path else name

@@ -54,13 +54,17 @@ def _side_by_side(trace: Trace, first: AttentionEvent, second: AttentionEvent) -
 def added_heads(graph: Graph) -> tuple[int, tuple[float, ...]] | None:
     """The sum of equal groups of heads that goes on to the projection, and each group's factor; None: there is none."""
     trace, event = graph.trace, graph.event
-    for index in trace.consumers[event.output]:
-        operation = trace.operations[index]
-        groups = operation.outputs
-        count = event.heads.shape[2] // max(1, len(groups))
-        shape = (*event.heads.shape[:2], count, event.heads.shape[3])
-        if operation.name in SPLITS and len(groups) > 1 and all(trace.tensors[g].shape == shape for g in groups):
-            return _sum_of(graph, operation)
+    waiting, seen = [event.output], set()
+    while waiting:
+        value = waiting.pop()
+        seen.add(value)
+        for operation in (trace.operations[index] for index in trace.consumers[value]):
+            groups = operation.outputs
+            shape = (*event.heads.shape[:2], event.heads.shape[2] // max(1, len(groups)), event.heads.shape[3])
+            if operation.name in SPLITS and len(groups) > 1 and all(trace.tensors[g].shape == shape for g in groups):
+                return _sum_of(graph, operation)
+            if operation.name in LAYOUT:
+                waiting += [output for output in operation.outputs if output not in seen]
     return None
 
 

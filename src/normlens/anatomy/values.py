@@ -15,7 +15,7 @@ def find_values(graph: Graph) -> tuple[Place, ValueMap | None]:
     chain: list[Linear] = []
     value = graph.event.value
     # The last map may stand in an earlier layer (layers that share their values); maps before it only in this one.
-    while (linear := _linear_behind(graph, value, own if chain else 0)) is not None:
+    while (linear := _linear_before(graph, value, own if chain else 0)) is not None:
         chain.append(linear)
         value = linear.taken
     if not chain:
@@ -40,7 +40,7 @@ def _own_start(graph: Graph) -> int:
     return calls[graph.event.parents[-1]].start
 
 
-def _linear_behind(graph: Graph, value: int, start: int) -> Linear | None:
+def _linear_before(graph: Graph, value: int, start: int) -> Linear | None:
     stack, seen = [value], set()
     while stack:
         current = stack.pop()

@@ -169,7 +169,7 @@ def _grouped(
 def attend_diagonal(
     inputs: AttentionInputs, scratch: Scratch | None = None
 ) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query"]] | None:
-    """The output and each position's weight on itself, at the price of fused attention; None where that cannot be had.
+    """The output and each position's weight on itself, at the price of fused attention; None where that is not possible.
 
     Fused kernels keep `log sum_j exp(score_ij)` of each row, and `alpha_ii = exp(score_ii - that)`: for mixing ratios no
     weight of another pair has to exist, so the memory of a long sequence stays linear.

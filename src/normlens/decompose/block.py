@@ -98,7 +98,8 @@ def out_of_streams(
     """The transpose of `in_streams`: `in_streams(v) · y = v · out_of_streams(y)`."""
     if weights is None:
         return streams
-    return (weights.unsqueeze(-1) * streams.unflatten(-1, (weights.shape[-1], -1))).sum(-2)
+    by_stream: Tensor = streams.unflatten(-1, (weights.shape[-1], -1))
+    return (weights.unsqueeze(-1) * by_stream).sum(-2)
 
 
 @dataclass(frozen=True)
