@@ -15,6 +15,7 @@ from normlens.attribution.gradients import integrated_gradients
 from normlens.attribution.items import Item, batches, item_of, probabilities, values
 from normlens.attribution.methods import METHODS, Method, find_methods, scores
 from normlens.errors import InputError
+from normlens.families.tiny import tiny_inputs, tiny_model
 from normlens.lens import Lens
 from tests import tiny
 from tests.attribution.models import headed, ids_of
@@ -178,3 +179,14 @@ def test_items_of_texts() -> None:
     assert item.ids[item.position or 0] == lens.tokenizer.mask_token_id
     own = item_of(_lens("sequence"), "the cat sat")
     assert own.output in (0, 1) and own.position is None
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "hrm_text", "mobilebert"])
+def test_words_that_are_used_twice_or_by_their_neighbours_still_add_up(family: str) -> None:
+    """A layer may look back at what was looked up, and a first layer's vector may be made of several words."""
+    model = tiny_model(family)
+    asked: Any = {"output": 3, "position": [3, 2, 2], "parts": ["tokens", "biases"]}
+    for found in Lens(model).explain_inputs(tiny_inputs(model, padded=True), **asked):
+        assert found.provenance["reference"] == "mean"
+        total = float(found["tokens"].sum() + found["biases"].sum())
+        assert total == pytest.approx(found.value, abs=1e-4 * max(1.0, abs(found.value)))

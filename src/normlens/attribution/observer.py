@@ -144,6 +144,7 @@ class Observer:
         self.attentions: list[Attention] = []
         self.blocks: list[Block] = []
         self.mixed_rows = False
+        self.looks_back = False  # whether a layer uses what was made before the first one
         self._kept: dict[int, list[Kept]] = {}
         self.last: Last | None = None
 
@@ -315,6 +316,7 @@ class Observer:
         lineage = lineage_of(x)
         if not x.requires_grad or lineage is None or lineage.born >= self.layer:
             return x
+        self.looks_back = self.looks_back or lineage.born == 0
         if lineage.alias is not None and lineage.alias[0] == self.layer:
             return lineage.alias[1]
         alias = x.view_as(x)

@@ -134,7 +134,9 @@ class Run:
         leaves = [leaf for _, leaf in observer.leaves] + [lookup.leaf for lookup in observer.lookups]
         for leaf in leaves:
             leaf.grad = None
-        torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=again or self._wanted.direct)
+        # The way from the table of words to the first layer is gone through once more, for `words`.
+        kept = again or self._wanted.direct or observer.looks_back
+        torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
         terms = self._collect(value.detach().double())
         if not again:
             self.observer.release()
@@ -212,7 +214,8 @@ class Run:
                     exact = torch.promote_types(lookup.table.dtype, torch.float32)
                     average = lookup.table.detach().mean(0, dtype=exact).to(lookup.leaf)
                     _add_positions(given, by_position(lookup.leaf.detach() - average, gradient, (0, 1)).cpu())
-            found.append(given if reached else None)
+            # A position that gives nothing (padding) has no word, though a neighbour may have been made with it.
+            found.append(torch.where(tokens[side] == 0, 0.0, given) if reached else None)
         observer.constants, observer.crossings = heard
         return found
 
