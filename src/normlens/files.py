@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError
+from normlens.remote import AnyPath, RemotePath, path_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +43,11 @@ def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
 
 
 @contextmanager
-def only_user(folder: Path, what: str) -> Iterator[None]:
+def only_user(folder: AnyPath, what: str) -> Iterator[None]:
     """Nobody else works in the folder while the block runs; a process that dies lets go of it."""
+    if isinstance(folder, RemotePath):  # object stores have no locks that end with their owner
+        yield
+        return
     try:
         import fcntl
     except ImportError:  # Windows: two runs at once are not noticed there
@@ -65,9 +69,14 @@ def only_user(folder: Path, what: str) -> Iterator[None]:
         os.close(handle)
 
 
-def writable_folder(path: Path) -> Path:
+def writable_folder(path: AnyPath) -> AnyPath:
     """A folder that exists and takes files; an error before any work is done where it does not."""
     try:
+        if isinstance(path, RemotePath):
+            probe = path / f"probe-{secrets.token_hex(4)}"
+            probe.write_bytes(b"")
+            probe.unlink()
+            return path
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             return path
@@ -77,12 +86,19 @@ def writable_folder(path: Path) -> Path:
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
+def whole_file(path: str | AnyPath) -> Iterator[IO[bytes]]:
     """A stream to a draft beside `path`, which takes its place when the block ends well and disappears when not.
 
-    The draft is flushed to the disk first, so that a crash leaves the old file or the new one.
+    The draft is flushed to the disk first, so that a crash leaves the old file or the new one. A remote file is written
+    when the block ends: it appears when its upload is complete.
     """
-    target = Path(path)
+    target = path_of(path)
+    if isinstance(target, RemotePath):
+        content = io.BytesIO()
+        yield content
+        with _writable(target):
+            target.write_bytes(content.getvalue())
+        return
     draft = _draft_of(target)
     with _writable(target):
         try:
@@ -141,21 +157,22 @@ def move_file(path: Path, target: Path) -> None:
         _sync(target.parent)
 
 
-def write_bytes(path: str | Path, content: bytes) -> Path:
+def write_bytes(path: str | AnyPath, content: bytes) -> None:
     """Write a file whole."""
     with whole_file(path) as stream:
         stream.write(content)
-    return Path(path)
 
 
 def write_text(path: str | Path, content: str) -> Path:
     """Write a text whole, as UTF-8; a lone surrogate, which has no such form, becomes a question mark."""
-    return write_bytes(path, content.encode("utf-8", errors="replace"))
+    write_bytes(path, content.encode("utf-8", errors="replace"))
+    return Path(path)
 
 
-def write_json(path: str | Path, content: Any) -> Path:
+def write_json(path: str | AnyPath, content: Any) -> None:
     """Write JSON that people can read too."""
-    return write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 #: How a cell begins that a spreadsheet takes for a formula; the quote that disarms it may itself be quoted.
@@ -240,14 +257,16 @@ def _take_place(new: Path, target: Path) -> None:
         _remove(old)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts that a killed process left in a folder."""
+def remove_drafts(folder: AnyPath) -> None:
+    """Remove the drafts that a killed process left in a folder; a remote one has none."""
+    if isinstance(folder, RemotePath):
+        return
     for path in folder.glob(".*.draft"):
         if is_draft(path):
             _remove(path)
 
 
-def is_draft(path: Path) -> bool:
+def is_draft(path: AnyPath) -> bool:
     """Whether a file or folder has the name of a draft."""
     return re.fullmatch(r"\..+\.[0-9a-f]{8}\.draft", path.name) is not None
 
@@ -257,7 +276,7 @@ def _draft_of(target: Path) -> Path:
 
 
 @contextmanager
-def _writable(target: Path) -> Iterator[None]:
+def _writable(target: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -32,6 +32,7 @@ from normlens.inputs import checked_inputs, failed_on, fresh, rows_of
 from normlens.loading import EMBEDDED_NAME, LoadOptions, check_model, default_model, load_pretrained
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
+from normlens.remote import AnyPath, path_of
 from normlens.request import Precision, Request, check_fits
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
     from normlens.attribution.questions import Output
     from normlens.attribution.request import AttentionRule, Reference
-    from normlens.corpus.reading.reader import Covariate, OnError
+    from normlens.corpus.reading.corpus import OnError
+    from normlens.corpus.reading.reader import Covariate
+    from normlens.corpus.reading.sources import Source
     from normlens.corpus.reading.token_attributes import CategoryRule
     from normlens.corpus.running.result import CorpusResult
     from normlens.corpus.running.run import Progress
@@ -347,8 +350,8 @@ class Lens:
 
     def corpus(
         self,
-        source: str | Path | Sequence[str | Path],
-        out: str | Path,
+        source: Source,
+        out: str | AnyPath,
         *,
         pairs: bool = False,
         max_length: int | None = None,
@@ -360,6 +363,7 @@ class Lens:
         text_column: str | None = None,
         pair_column: str | None = None,
         tag_column: str | None = None,
+        target_column: str | None = None,
         on_error: OnError = "stop",
         categories: Mapping[str, CategoryRule] | None = None,
         covariates: Mapping[str, Covariate] | None = None,
@@ -374,9 +378,11 @@ class Lens:
         exact: bool = False,
         precision: Precision = "float32",
         engine: str = "local",
-        workers: int | None = None,
+        workers: int | str | None = None,
+        threads: int | None = None,
+        gpus: float = 0.0,
         address: str | None = None,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         together: bool = False,
         fresh: bool = False,
         overwrite: bool = False,
@@ -391,18 +397,23 @@ class Lens:
         counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
         `together=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
         Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
+        An encoder-decoder model reads the text and writes what stands in `target_column`. Sources and `out` may be
+        addresses (`s3://…`). `workers` is a number or "MIN:MAX", `threads` and `gpus` are what each worker gets.
         A record of more than `largest_record` bytes counts as unreadable. Files in `out` that are not of a run of
         normlens are left alone, and refused where a result has their name, unless `overwrite` is true.
         """
         from normlens.corpus.counting.plan import Plan
-        from normlens.corpus.reading.reader import COUNTED, Corpus
+        from normlens.corpus.reading.corpus import Corpus
+        from normlens.corpus.reading.reader import COUNTED
         from normlens.corpus.reading.records import Columns
         from normlens.corpus.reading.sources import named_paths, readable_sources
-        from normlens.corpus.running.run import RunOptions, claimed_folder, open_reader, run_corpus
+        from normlens.corpus.running.run import RunOptions, claimed_folder, open_reader, run_corpus, started_engine
 
         options = RunOptions(
             engine=engine,
             workers=workers,
+            threads=threads,
+            gpus=gpus,
             address=address,
             batch_size=batch_size,
             whole_batches=together,
@@ -414,8 +425,9 @@ class Lens:
         files = [value for value in (covariates or {}).values() if isinstance(value, str | Path) and value != COUNTED]
         read = [*named_paths(source), *map(Path, files)]
         with (
-            claimed_folder(Path(out), read, overwrite=overwrite) as folder,
+            claimed_folder(path_of(out), read, overwrite=overwrite) as folder,
             readable_sources(source, folder.unfinished) as sources,
+            started_engine(options) as started,
         ):
             corpus = Corpus(
                 sources,
@@ -426,12 +438,12 @@ class Lens:
                 limit=limit,
                 skip=skip,
                 format=format,
-                columns=Columns(text_column, pair_column, tag_column),
+                columns=Columns(text_column, pair_column, tag_column, target_column),
                 on_error=on_error,
                 largest_record=largest_record,
                 categories=categories,
             )
-            reader = open_reader(self, corpus)
+            reader = open_reader(self, corpus, started.parallel)
             plan = Plan.of(
                 reader.categories.names,
                 measures=measures,
@@ -447,7 +459,7 @@ class Lens:
                 per_token=per_token,
                 exact=exact,
             )
-            return run_corpus(self, reader, plan, folder, options)
+            return run_corpus(self, reader, plan, folder, options, started)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
         return pad_batch(rows, padding_id(self.model, self.tokenizer), next(self._body.parameters()).device)

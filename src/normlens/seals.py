@@ -14,16 +14,17 @@ from typing import Any
 
 from normlens.errors import InputError
 from normlens.files import write_json
+from normlens.remote import AnyPath, size_of
 
 SEAL = "normlens-seal.json"  # lists the files of a folder
 _DIGEST = "digest"
 _LARGEST_RECORD = 1 << 28  # bytes
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: AnyPath, what: str) -> dict[str, Any]:
     """A JSON object from a file; `what` names it in the error: `a manifest`."""
     try:
-        if path.stat().st_size > _LARGEST_RECORD:
+        if size_of(path) > _LARGEST_RECORD:
             raise ValueError(f"it has more than {_LARGEST_RECORD} bytes")
         content = json.loads(path.read_bytes().decode("utf-8"))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
@@ -34,14 +35,14 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
-def write_sealed_json(path: Path, content: Mapping[str, Any]) -> Path:
+def write_sealed_json(path: AnyPath, content: Mapping[str, Any]) -> None:
     """Write a JSON object together with its digest."""
     text = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", errors="replace")
     plain = json.loads(text)  # what a reader will see: without tuples, and without half surrogate pairs of file names
-    return write_json(path, {**plain, _DIGEST: _digest(plain)})
+    write_json(path, {**plain, _DIGEST: _digest(plain)})
 
 
-def read_sealed_json(path: Path, what: str) -> dict[str, Any]:
+def read_sealed_json(path: AnyPath, what: str) -> dict[str, Any]:
     """What `write_sealed_json` wrote, without the digest; a record that was changed is an error."""
     content = read_json(path, what)
     found = content.pop(_DIGEST, None)
@@ -58,11 +59,11 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: AnyPath) -> str:
     """SHA-256 of a file's content."""
     try:
         with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"a file must be readable: {path} is not ({error.strerror or error})") from error
 

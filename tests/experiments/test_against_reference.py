@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from normlens.corpus.reading.reader import Corpus
+from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running.run import open_reader
 from normlens.experiments import kobayashi2020_bert, kobayashi2021
 from normlens.experiments.encoder_study import MASKED, EncoderStudy

@@ -1,6 +1,9 @@
 """`make faults`: fifty moments at which something dies, fills up or is done twice, and what becomes of the tables.
 
-python -m tests.faults --no-ray
+    python -m tests.faults --no-ray
+    python -m tests.faults --only ray --pairs 2000
+
+After the fifty, a cluster of three nodes loses one, gains one, and loses its driver (`cluster.py`).
 """
 
 from __future__ import annotations
@@ -15,39 +18,46 @@ from pathlib import Path
 
 import torch
 
+from . import cluster
 from .moments import Bench, Outcome
 
 _POOL = {"workers": 2}
 _RAY = {"engine": "ray", "workers": 2}
 
 
-def moments(bench: Bench, with_ray: bool) -> list[Callable[[], Outcome]]:
-    """Fifty of them."""
-    planned: list[Callable[[], Outcome]] = []
-    planned += [lambda: bench.driver_killed("local")] * 12
-    planned += [lambda n=n: bench.killed_while_writing(n) for n in (1, 2, 3, 4, 6, 9, 14, 20, 26, 30)]
-    planned += [lambda n=n: bench.disk_full(n) for n in (1, 2, 3, 5)]
-    planned += [bench.two_at_once] * 3
-    planned += [lambda: bench.worker_killed("pool", **_POOL)] * 8
-    planned += [lambda: bench.driver_killed("pool", **_POOL)] * 6
-    if with_ray:
-        planned += [lambda: bench.worker_killed("ray", **_RAY)] * 4
-        planned += [lambda: bench.driver_killed("ray", **_RAY)] * 3
-    return planned
+def moments(bench: Bench, only: str, pairs: int) -> list[Callable[[], Outcome]]:
+    """Fifty of them, and the cluster."""
+    local: list[Callable[[], Outcome]] = [lambda: bench.driver_killed("local")] * 12
+    local += [lambda n=n: bench.killed_while_writing(n) for n in (1, 2, 3, 4, 6, 9, 14, 20, 26, 30)]
+    local += [lambda n=n: bench.disk_full(n) for n in (1, 2, 3, 5)]
+    local += [bench.two_at_once] * 3
+    pool: list[Callable[[], Outcome]] = [lambda: bench.worker_killed("pool", **_POOL)] * 8
+    pool += [lambda: bench.driver_killed("pool", **_POOL)] * 6
+    ray: list[Callable[[], Outcome]] = [lambda: bench.worker_killed("ray", **_RAY)] * 4
+    ray += [lambda: bench.driver_killed("ray", **_RAY)] * 3
+    planned = {"local": local, "pool": pool, "ray": ray}
+    nodes = [lambda: cluster.disturbed(bench.folder, pairs)] if pairs else []
+    if only == "cluster":
+        return nodes
+    if only in planned:
+        return planned[only] + (nodes if only == "ray" else [])
+    return [*local, *pool, *([*ray, *nodes] if only == "all" else [])]
 
 
 def main() -> int:
     """Go through all moments; print a line for each, and what was counted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--no-ray", action="store_const", dest="only", const="no-ray")
+    parser.add_argument("--only", choices=["all", "local", "pool", "ray", "cluster"], default="all")
+    parser.add_argument("--pairs", type=int, default=2000, help="of the cluster's corpus; 0: no cluster")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in ("src", "."))  # Ray's workers too
     begin, by_fault, bad = time.monotonic(), defaultdict[str, list[Outcome]](list), 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), seed=arguments.seed)
-        for moment in moments(bench, not arguments.no_ray):
+        for moment in moments(bench, arguments.only, arguments.pairs):
             found = moment()
             wrong = found.difference > 1e-9 or found.orphans > 5 or found.note not in ("", "had ended")
             bad += wrong

@@ -61,7 +61,9 @@ def run(model: Lens, source: Path, out: Path, **options: Any) -> CorpusResult:
 def largest_difference(one: CorpusResult, other: CorpusResult) -> float:
     """Of two runs' tables, relative (to a thousandth where numbers are smaller); infinite where counts or keys differ."""
     worst = 0.0
-    pairs = [(getattr(one, name), getattr(other, name)) for name in TABLES] + [(one.tokens, other.tokens)]
+    pairs = [(getattr(one, name), getattr(other, name)) for name in TABLES]
+    if one.manifest["per_token"]:
+        pairs.append((one.tokens, other.tokens))
     for a, b in pairs:
         if list(a.columns) != list(b.columns) or len(a) != len(b):
             return float("inf")
@@ -117,7 +119,8 @@ class Driver:
         for process in psutil.Process(self.pid).children(recursive=True):
             with suppress(psutil.Error):
                 line = " ".join(process.cmdline())
-                if "ray::RayWorker" in line or ("spawn_main" in line and "resource_tracker" not in line):
+                of_ray = line.startswith("ray::") and ("RayWorker" in line or "normlens" in line)
+                if of_ray or ("spawn_main" in line and "resource_tracker" not in line):
                     found.append(process)
         return found
 

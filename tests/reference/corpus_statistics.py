@@ -66,3 +66,47 @@ def slow_values(lens: Any, items: Iterable[Any], maps: Iterable[str]) -> dict[st
             means = {name: float(np.mean(numbers)) for name, numbers in per_token[position].items()}
             tokens.append({"category": int(item.category[position]), "id": int(item.ids[position]), **means})
     return {"values": values, "sequences": sequences, "pairs": pairs, "tokens": tokens}
+
+
+def slow_two_sided(lens: Any, items: Iterable[Any], maps: Iterable[str]) -> dict[str, dict[tuple, list]]:
+    """For an encoder-decoder model: `values` and `sequences` by (site, quantity, layer, head, category).
+
+    A pair belongs to the category of its key: in cross-attention that is a token of the source; what a query has (a
+    mixing ratio) belongs to its own category, that of a token of the target.
+    """
+    values: dict[tuple, list] = defaultdict(list)
+    sequences: dict[tuple, list] = defaultdict(list)
+    for item in items:
+        inputs = {
+            "input_ids": torch.from_numpy(item.ids)[None],
+            "decoder_input_ids": torch.from_numpy(item.target.ids)[None],
+        }
+        analysis = lens.analyze_inputs(inputs, measures=["alpha", "f_norm", "af_norm", "x_norm", *maps])[0]
+        for kind in ("encoder", "decoder", "cross"):
+            site = analysis.site(kind)
+            of_key = item.category if kind != "decoder" else item.target.category
+            of_query = item.category if kind == "encoder" else item.target.category
+            for layer in site["alpha"].coords["layer"].values:
+                for head in site["alpha"].coords["head"].values:
+                    for name in ("alpha", "af_norm"):
+                        numbers = site[name].sel(layer=layer, head=head).values.astype(np.float64)
+                        figures = dict.fromkeys(range(6), 0.0)
+                        for query in range(numbers.shape[0]):
+                            for key in range(numbers.shape[1]):
+                                if kind != "decoder" or key <= query:
+                                    values[kind, name, layer, head, of_key[key]].append(numbers[query, key])
+                                    figures[of_key[key]] += numbers[query, key] / numbers.shape[0]
+                        for category, figure in figures.items():
+                            sequences[kind, name, layer, head, category].append(figure)
+                    norms = site["f_norm"].sel(layer=layer, head=head).values.astype(np.float64)
+                    for key, norm in enumerate(norms):
+                        values[kind, "f_norm", layer, head, of_key[key]].append(norm)
+                    for category in set(of_key.tolist()):
+                        sequences[kind, "f_norm", layer, head, category].append(norms[of_key == category].mean())
+                for name in maps:
+                    if kind == "cross" and name in ("attn_w", "attn_n"):
+                        continue
+                    ratios = site.mixing_ratio(name).sel(layer=layer).values.astype(np.float64)
+                    for query, ratio in enumerate(ratios):
+                        values[kind, f"mixing_{name}", layer, None, of_query[query]].append(ratio)
+    return {"values": values, "sequences": sequences}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,10 +24,13 @@ def corpus(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="Text, JSON Lines, CSV, TSV, Parquet, a dataset on disk, a pickle; .gz .xz .zst; - for stdin."
+            help="Text, JSON Lines, CSV, TSV, Parquet, a dataset on disk, a pickle; .gz .xz .zst; s3://…; - for stdin."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder for the results; the same command resumes what is unfinished.")],
+    out: Annotated[
+        str,
+        typer.Option(help="The folder for the results, or its address; the same command resumes what is unfinished."),
+    ],
     model: ModelOption = None,
     gguf_file: GgufOption = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False,
@@ -40,6 +43,9 @@ def corpus(
     text_column: Annotated[str | None, typer.Option(help="The column with the text; a number: no header.")] = None,
     pair_column: Annotated[str | None, typer.Option(help="The column with the second text of a pair.")] = None,
     tag_column: Annotated[str | None, typer.Option(help="The column with a tag per word: the categories.")] = None,
+    target_column: Annotated[
+        str | None, typer.Option(help="The column with what an encoder-decoder model writes.")
+    ] = None,
     category: Annotated[
         list[str] | None, typer.Option(help="A category NAME=REGEX in place of comma and period (repeat).")
     ] = None,
@@ -56,9 +62,17 @@ def corpus(
     ] = False,
     on_error: Annotated[str, typer.Option(help="What an unreadable record does: stop or skip.")] = "stop",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Processes (local) or actors (ray).")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Processes (local) or actors (ray); MIN:MAX where a cluster may grow.")
+    ] = None,
+    threads_per_worker: Annotated[
+        int | None, typer.Option(help="Threads of each worker; with ray 1 by default, else the processors are divided.")
+    ] = None,
+    gpus_per_worker: Annotated[float, typer.Option(help="GPUs of each actor (ray); 0.5 puts two on one.")] = 0.0,
     address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences counted at once; never changes the numbers.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences counted at once; 8 on a CPU, 64 on a GPU by default.")
+    ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
     ] = False,
@@ -74,8 +88,9 @@ def corpus(
     """Count, over a whole corpus, what its tokens really draw on."""
     from normlens.corpus.reading.sources import named_paths
     from normlens.corpus.running.run_folder import RunFolder
+    from normlens.remote import path_of
 
-    RunFolder(out).check(named_paths(source), overwrite=overwrite)  # before a model is loaded
+    RunFolder(path_of(out)).check(named_paths(source), overwrite=overwrite)  # before a model is loaded
     lens = open_lens(model, gguf_file)
     with _bar() as progress:
         result = lens.corpus(
@@ -91,6 +106,7 @@ def corpus(
             text_column=text_column,
             pair_column=pair_column,
             tag_column=tag_column,
+            target_column=target_column,
             categories=_rules(category),
             covariates={} if frequency is None else {"frequency_rank": frequency},
             measures=measure or None,
@@ -102,6 +118,8 @@ def corpus(
             on_error=on_error,  # type: ignore[arg-type]
             engine=engine,
             workers=workers,
+            threads=threads_per_worker,
+            gpus=gpus_per_worker,
             address=address,
             batch_size=batch_size,
             together=together,
@@ -133,10 +151,19 @@ def _bar() -> Iterator[Callable[[Step], None]]:
     with progress_bars() as move:
 
         def show(step: Step) -> None:
-            speed = step.fresh / step.seconds if step.seconds else 0.0
-            move("corpus", step.sequences, step.total, f"{speed:.1f} sequences/s")
+            crew = f", {step.workers} workers, {step.shards} shards" if step.workers > 1 else ""
+            move("corpus", step.sequences, step.total, f"{step.rate:.1f} sequences/s{crew}{_left(step.seconds_left)}")
 
         yield show
+
+
+def _left(seconds: float | None) -> str:
+    """How long it will take, in words.
+
+    >>> _left(7384.2), _left(None)
+    (', 2:03:04 left', '')
+    """
+    return "" if seconds is None else f", {timedelta(seconds=round(seconds))} left"
 
 
 def _print(screen: Console, result: CorpusResult) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from normlens.corpus.reading.reader import COUNTED, Corpus
+from normlens.corpus.reading.corpus import Corpus
+from normlens.corpus.reading.reader import COUNTED
 from normlens.corpus.reading.records import format_of
 from normlens.corpus.running.result import CorpusResult
 from normlens.corpus.running.run import Progress, open_reader

@@ -65,8 +65,8 @@ def formatted(value: float, decimals: int) -> str:
 
 
 def _hash_of(item: Mapping[str, str]) -> str:
-    """The start of the hash of what was read: whole files, or with a limit the sequences up to it."""
-    what = "sha256" if "sha256" in item else "sequences_sha256"
+    """The start of the hash of what was read: of a file, or of the hashes of its pieces; with a limit up to it."""
+    what = "sha256" if "sha256" in item else "sha256_of_pieces"
     return f"{what.replace('_', ' ')} {item[what][:16]}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlens.anatomy.description import Kind
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.errors import InputError
-from normlens.text.tokens import Tokens, words_by_ids, words_by_marks
+from normlens.text.tokens import Tokens, decoder_input, words_by_ids, words_by_marks
 
 Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
 
@@ -164,12 +164,10 @@ class TextEncoder:
         return words_by_ids([None if word is None else (segment, word) for segment, word in places])
 
     def _shifted(self, labels: Tokens) -> Tokens:
-        """The decoder's input: the start token, then the labels without their last one."""
-        start = getattr(self._config, "decoder_start_token_id", None)
-        first = labels.ids[-1] if start is None else start  # mBART starts with the label that ends the sentence
-        string = str(self._tokenizer.convert_ids_to_tokens([first])[0])
-        kept = labels.words[:-1]
-        return Tokens((first, *labels.ids[:-1]), (string, *labels.strings[:-1]), (0, *(word + 1 for word in kept)))
+        """The decoder's input, with the start token as a word of its own."""
+        ids = decoder_input(labels.ids, getattr(self._config, "decoder_start_token_id", None))
+        string = str(self._tokenizer.convert_ids_to_tokens([ids[0]])[0])
+        return Tokens(ids, (string, *labels.strings[:-1]), (0, *(word + 1 for word in labels.words[:-1])))
 
     def _special_ids(self) -> set[int]:
         return set(self._tokenizer.all_special_ids)

@@ -163,3 +163,14 @@ def _named(character: str) -> str:
     if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}:
         return f"⟨{code:04X}⟩"
     return character
+
+
+def decoder_input(labels: Sequence[int], start: int | None) -> tuple[int, ...]:
+    """What a decoder reads to write these labels: the start token, then the labels without their last one.
+
+    A model without a start token of its own (mBART) starts with the label that ends the sentence.
+
+    >>> decoder_input([7, 8, 2], 0), decoder_input([7, 8, 2], None)
+    ((0, 7, 8), (2, 7, 8))
+    """
+    return (labels[-1] if start is None else start, *labels[:-1])

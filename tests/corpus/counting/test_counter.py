@@ -17,7 +17,7 @@ from normlens.corpus.counting import compiled as compiled_loop
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
 from normlens.corpus.counting.worker import Worker, WorkerSettings
-from normlens.corpus.reading.reader import Corpus
+from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.records import Record
 from normlens.corpus.reading.sequences import SequenceBuilder
 from normlens.corpus.reading.token_attributes import Categories

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from normlens.corpus.reading import records
-from normlens.corpus.reading.reader import Corpus, CorpusReader
+from normlens.corpus.reading.corpus import Corpus
+from normlens.corpus.reading.reader import CorpusReader
 from normlens.corpus.reading.records import Columns, Record, UnusedRecord, read
 from normlens.corpus.reading.token_attributes import read_ranks
 from normlens.errors import InputError
@@ -81,8 +82,8 @@ def test_a_limit_reads_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return line
 
     monkeypatch.setattr(records, "open_binary", lambda path: Counted(path.open("rb", buffering=0)))
-    corpus = Corpus((path,), limit=3, pairs=True)
-    assert len(list(CorpusReader(corpus, tiny_tokenizer()).sequences())) == 3 and corpus.estimate() == 3
+    reader = CorpusReader(Corpus((path,), limit=3, pairs=True), tiny_tokenizer())
+    assert len(list(reader.sequences())) == 3 == reader.survey.sequences
     assert taken[0] < 10_000
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from normlens.corpus.reading.reader import Corpus, CorpusReader, ReadingLog
+from normlens.corpus.reading.corpus import Corpus
+from normlens.corpus.reading.reader import CorpusReader
 from normlens.corpus.reading.records import Columns, Record
-from normlens.corpus.reading.token_attributes import Categories, count_ranks, read_ranks
+from normlens.corpus.reading.token_attributes import Categories, ranks_by_count, read_ranks
 from normlens.errors import InputError
 
 from ..conftest import tiny_tokenizer
@@ -35,8 +37,8 @@ def test_rules_functions_and_tags(tmp_path: Path) -> None:
     rows = [{"words": ["the", "river", "."], "pos": ["DET", "NOUN", "PUNCT"]}, {"words": ["old"], "pos": ["ADJ", "X"]}]
     path.write_text("\n".join(map(json.dumps, rows)))
     reader = CorpusReader(Corpus((path,), columns=Columns("words", tags="pos"), on_error="skip"), tokenizer)
-    tagged, log = reader.categories, ReadingLog()
-    (item,) = reader.sequences(log)
+    tagged, log = reader.categories, reader.survey.log()
+    (item,) = reader.sequences()
     assert [tagged.names[code] for code in item.category] == ["cls", "DET", "NOUN", "PUNCT", "sep"]
     assert log.errors == 1 and "tags need one word each" in log.listed[0]["reason"]
     with pytest.raises(InputError, match="must differ"):
@@ -51,6 +53,6 @@ def test_frequency_ranks(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="vocabulary has 9"):
         read_ranks(path, 9)
     tokenizer, made = build([Record("x", "water water the")])
-    ranks = count_ranks((sequence.ids for sequence in made), len(tokenizer))
+    ranks = ranks_by_count(np.bincount(made[0].ids, minlength=len(tokenizer)))
     water, the = tokenizer.convert_tokens_to_ids(["water", "the"])
     assert ranks[water] == 1 and ranks[the] in (2, 3, 4) and ranks[tokenizer.mask_token_id] == 5

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normlens.corpus.counting.plan import Plan
-from normlens.corpus.reading.reader import Corpus
+from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running import run as running
 from normlens.corpus.running import shards
 from normlens.corpus.running.result import CorpusResult

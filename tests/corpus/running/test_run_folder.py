@@ -99,14 +99,13 @@ def test_another_text_from_standard_input_is_another_run(lens, tmp_path: Path, m
     assert contents(tmp_path / "out") == before, "nothing of the refused text may stay"
 
 
-def test_of_a_large_file_a_limit_reads_what_it_needs(lens, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(running, "_HASHED_WHOLE", 10)
+def test_with_a_limit_what_it_needs_is_the_input(lens, tmp_path: Path) -> None:
     source = tmp_path / "corpus.txt"
     texts = paragraphs(10)
     source.write_text("\n".join(texts))
     first = lens.corpus(source, tmp_path / "out", limit=4)
     (entry,) = first.manifest["inputs"]
-    assert set(entry) == {"path", "sequences_sha256"}
+    assert set(entry) == {"path", "bytes", "sha256"} and entry["bytes"] == len("\n".join([*texts[:4], ""]))
     source.write_text("\n".join([*texts, "more of it"]))
     assert lens.corpus(source, tmp_path / "out", limit=4).manifest == first.manifest
     source.write_text("\n".join(["the old town", *texts]))

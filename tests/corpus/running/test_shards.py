@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
-from normlens.corpus.running.shards import FAN_IN, Shard, ShardFolder, neighbours, to_merge
+from normlens.corpus.running.shards import FAN_IN, Shard, ShardFolder, gaps, merge_round, neighbours
 from normlens.errors import InputError
 
 PLAN = Plan(("other",), measures=(), mixing=())
@@ -54,17 +53,29 @@ def test_what_cannot_be_trusted_is_not_done(shards: ShardFolder) -> None:
         shards.write(Shard(0, 3), counted(4))
 
 
-def test_any_order_of_merging_leaves_a_handful(shards: ShardFolder) -> None:
-    rng = random.Random(0)
-    pieces = [Shard(4 * n, 4 * n + 4) for n in range(50)]
-    rng.shuffle(pieces)
-    done: set[Shard] = set()
-    for piece in pieces:
-        write(shards, (piece.start, piece.stop))
-        done.add(piece)
-        while together := to_merge(done):
-            assert len(together) == FAN_IN and len(list(neighbours(together))) == 1
-            done = done - set(together) | {shards.merge(together, PLAN)}
-            shards.remove(together)
-    assert len(done) < FAN_IN and shards.found() == sorted(done)
-    assert shards.merged(done, PLAN).tokens[0] == 2000
+def test_a_tree_of_merges_leaves_one(shards: ShardFolder) -> None:
+    done = {Shard(4 * n, 4 * n + 4) for n in range(100)}
+    write(shards, *((piece.start, piece.stop) for piece in done))
+    levels = 0
+    while groups := merge_round(done):
+        levels += 1
+        for group in groups:
+            assert 1 < len(group) <= FAN_IN and len(list(neighbours(group))) == 1
+            done = done - set(group) | {shards.merge(group, PLAN)}
+            shards.remove(group)
+    assert levels == 3 and shards.found() == [Shard(0, 400)] == sorted(done)
+    assert shards.merged(done, PLAN).tokens[0] == 4000
+
+
+def test_what_is_not_done_is_a_gap() -> None:
+    assert gaps([Shard(4, 8), Shard(12, 16)], 20) == [Shard(0, 4), Shard(8, 12), Shard(16, 20)]
+    assert gaps([], 3) == [Shard(0, 3)] and gaps([Shard(0, 3)], 3) == [] and gaps([], 0) == []
+    assert merge_round([Shard(0, 4), Shard(8, 12)]) == [], "shards with a gap between them stay apart"
+
+
+def test_a_record_without_a_token_has_a_number_too(shards: ShardFolder) -> None:
+    statistics = counted(3)
+    statistics.note_empty(1, ["corpus.txt:7"])
+    shards.write(Shard(0, 4), statistics)
+    again = shards.merged([Shard(0, 4)], PLAN)
+    assert again.size == 4 and again.empty == 1 and again.empty_places == ["corpus.txt:7"]

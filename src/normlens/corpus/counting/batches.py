@@ -17,25 +17,49 @@ from normlens.text.encoding import pad_rows
 
 
 @dataclass(frozen=True)
+class Side:
+    """The tokens on one axis of a site, for all sequences of a batch."""
+
+    ids: Int[np.ndarray, "batch position"]
+    category: UInt8[np.ndarray, "batch position"]
+
+    @cached_property
+    def groups(self) -> CategoryGroups:
+        """Positions sorted by sequence and category."""
+        return CategoryGroups.of(self.category)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Sequences of one length: nothing is padded, so a sequence's numbers do not depend on its neighbours."""
 
     sequences: Sequence[TokenSequence]
 
     @cached_property
-    def ids(self) -> Int[np.ndarray, "batch position"]:
-        """Token ids."""
-        return np.stack([sequence.ids for sequence in self.sequences])
+    def source(self) -> Side:
+        """What the model reads."""
+        return Side(np.stack([s.ids for s in self.sequences]), np.stack([s.category for s in self.sequences]))
 
     @cached_property
-    def category(self) -> UInt8[np.ndarray, "batch position"]:
-        """Category codes."""
-        return np.stack([sequence.category for sequence in self.sequences])
+    def target(self) -> Side | None:
+        """What an encoder-decoder model writes."""
+        written = [sequence.target for sequence in self.sequences if sequence.target is not None]
+        if not written:
+            return None
+        return Side(np.stack([target.ids for target in written]), np.stack([target.category for target in written]))
 
-    @cached_property
-    def groups(self) -> CategoryGroups:
-        """Positions sorted by sequence and category."""
-        return CategoryGroups.of(self.category)
+    @property
+    def sides(self) -> list[Side]:
+        """All tokens."""
+        return [self.source] if self.target is None else [self.source, self.target]
+
+    def queries(self, kind: str) -> Side:
+        """The tokens that stand at the query axis of a kind of site."""
+        return self.source if self.target is None or kind == "encoder" else self.target
+
+    def keys(self, kind: str) -> Side:
+        """The tokens that stand at the key axis of a kind of site."""
+        return self.source if kind == "cross" else self.queries(kind)
 
     def inputs(self, pad: int, device: torch.device) -> dict[str, Tensor]:
         """What the model is called with."""
@@ -43,12 +67,12 @@ class Batch:
 
 
 def batched(sequences: Sequence[TokenSequence], size: int) -> Iterator[Batch]:
-    """Batches of at most `size` sequences of equal length, shortest first."""
-    ordered = sorted(sequences, key=lambda sequence: sequence.length)  # stable: the corpus order among equals
+    """Batches of at most `size` sequences of equal length (on both sides), shortest first."""
+    ordered = sorted(sequences, key=lambda sequence: sequence.lengths)  # stable: the corpus order among equals
     start = 0
     while start < len(ordered):
         stop = start
-        while stop < min(start + size, len(ordered)) and ordered[stop].length == ordered[start].length:
+        while stop < min(start + size, len(ordered)) and ordered[stop].lengths == ordered[start].lengths:
             stop += 1
         yield Batch(ordered[start:stop])
         start = stop
@@ -161,20 +185,20 @@ class QuerySums:
         np.maximum.at(high, groups.category, groups.reduce(np.maximum, self.high).T)
         return Moments.of(np.broadcast_to(count[:, None], mean.shape), mean, spread, low, high)
 
-    def moments_over_sequences(self, groups: CategoryGroups, categories: int, *, absent_is_zero: bool) -> Moments:
+    def moments_over_sequences(self, groups: CategoryGroups, categories: int, *, by_pair: bool) -> Moments:
         """Moments of each sequence's figure, per category and head.
 
         A sequence's figure is the authors': for a value per pair the sum over the category's keys, averaged over the
         queries; for a value per position the mean over the category's positions. A sequence without the category has
-        none, or 0.
+        none, or, for a value per pair, 0: the category takes none of its weight.
         """
         batch, heads = self.total.shape[:2]
         figures = np.full((batch, categories, heads), np.nan)
-        # The number of queries, not of pairs: the figure is a share of each query's whole weight.
-        divisor = np.full(len(groups.sizes), self.queries) if self.queries > 1 else groups.sizes
+        # For pairs the number of queries, not of pairs: the figure is a share of each query's whole weight.
+        divisor = np.full(len(groups.sizes), self.queries) if by_pair else groups.sizes
         figures[groups.sequence, groups.category] = (groups.reduce(np.add, self.total) / divisor).T
         present = ~np.isnan(figures)
-        if absent_is_zero:
+        if by_pair:
             figures, present = np.nan_to_num(figures), np.ones_like(present)
         count = present.sum(axis=0)
         mean = np.where(present, figures, 0.0).sum(axis=0) / np.maximum(count, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,10 +16,9 @@ from normlens.corpus.accumulators.moments import Moments, Pearson, RelativePosit
 from normlens.corpus.accumulators.sample import lowest_priorities
 from normlens.corpus.accumulators.spearman_binned import BinnedSpearman
 from normlens.corpus.counting import compiled
-from normlens.corpus.counting.batches import Batch, QuerySums, product_sums
+from normlens.corpus.counting.batches import Batch, QuerySums, Side, product_sums
 from normlens.corpus.counting.plan import binning_of, has_heads, level_of
 from normlens.corpus.counting.statistics import CorpusStatistics, SiteStatistics
-from normlens.errors import InputError
 from normlens.measures import MIXING
 
 #: Columns of equal length, one row per token or pair.
@@ -36,11 +36,6 @@ class BatchCounter:
 
     def update(self, result: SiteResult) -> None:
         """Take in one site of the batch."""
-        if result.kind == "cross":
-            raise InputError(
-                "corpus statistics need attention within one sequence: this model has cross-attention, which has two; "
-                "use an encoder or a decoder-only model"
-            )
         self._statistics.proof = max(self._statistics.proof, float(result.proof.max()))
         self._layers.setdefault(result.kind, []).append(result.layer)
         for name, sums in _SiteCounter(self._statistics, self._batch, result).count().items():
@@ -48,54 +43,84 @@ class BatchCounter:
 
     def finish(self) -> None:
         """End the batch: count its sequences, and take in what is averaged over layers."""
-        statistics, groups = self._statistics, self._batch.groups
+        statistics, groups = self._statistics, [side.groups for side in self._batch.sides]
         statistics.sequences += len(self._batch.sequences)
-        np.add.at(statistics.sequences_with, groups.category, 1)
-        np.add.at(statistics.tokens, groups.category, groups.sizes)
+        # A category that stands on both sides of a sequence is one category of it.
+        present = {pair for side in groups for pair in zip(side.sequence.tolist(), side.category.tolist(), strict=True)}
+        np.add.at(statistics.sequences_with, [category for _, category in present], 1)
+        for side in groups:
+            np.add.at(statistics.tokens, side.category, side.sizes)
+        for axis in self._axes():
+            means = {name: np.mean(self._by_layer[axis.kind, name], axis=0) for name in axis.quantities}
+            self._count_covariates(axis, means)
+            self._sample_tokens(axis, means)
+
+    def _axes(self) -> Iterator[_Axis]:
+        """Tokens with the quantities that they have: in cross-attention keys and queries are different ones."""
         for kind in self._layers:
-            means = {name: np.mean(layers, axis=0) for (of, name), layers in self._by_layer.items() if of == kind}
-            self._count_covariates(kind, means)
-            self._sample_tokens(kind, means)
+            names = [name for of, name in self._by_layer if of == kind]
+            if kind != "cross":
+                yield _Axis(kind, self._batch.keys(kind), names, kind)
+                continue
+            by_query = [name for name in names if level_of(name) == "query"]
+            yield _Axis(kind, self._batch.keys(kind), [name for name in names if name not in by_query], kind)
+            if by_query:
+                yield _Axis(kind, self._batch.queries(kind), by_query, f"{kind} queries")
 
     def token_rows(self) -> list[Rows]:
         """One row per token and layer: each quantity averaged over heads (and queries)."""
         batch, parts = self._batch, []
-        for kind, layers in self._layers.items():
-            for step, layer in enumerate(layers):
-                columns = {
+        for axis in self._axes():
+            for step, layer in enumerate(self._layers[axis.kind]):
+                values = {name: self._by_layer[axis.kind, name][step] for name in axis.quantities}
+                columns: Rows = {
                     "sequence": np.array([[sequence.index] for sequence in batch.sequences], dtype=np.int64),
-                    "position": np.arange(batch.ids.shape[1], dtype=np.int32)[None],
-                    "kind": np.array([[KINDS.index(kind)]], dtype=np.int8),
+                    "position": np.arange(axis.side.ids.shape[1], dtype=np.int32)[None],
+                    "kind": np.array([[KINDS.index(axis.kind)]], dtype=np.int8),
                     "layer": np.array([[layer]], dtype=np.int16),
-                    "token_id": batch.ids,
-                    "category": batch.category,
-                    **{name: values[batch.ids] for name, values in self._plan.covariates.items()},
-                    **{name: by_layer[step] for (of, name), by_layer in self._by_layer.items() if of == kind},
+                    **self._tokens_of(axis.side),
+                    **self._all_quantities(values),
                 }
-                parts.append(_flat(columns, batch.ids.shape))
+                parts.append(_flat(columns, axis.side.ids.shape))
         return parts
 
-    def _count_covariates(self, kind: str, means: dict[str, Float[np.ndarray, "batch position"]]) -> None:
+    def _tokens_of(self, side: Side) -> Rows:
+        covariates = {name: values[side.ids] for name, values in self._plan.covariates.items()}
+        return {"token_id": side.ids, "category": side.category, **covariates}
+
+    def _all_quantities(self, known: Rows) -> Rows:
+        """A column for each quantity of the plan, in its order: NaN where tokens do not have it."""
+        return {name: known.get(name, np.array(np.nan)) for name in self._plan.quantities}
+
+    def _count_covariates(self, axis: _Axis, means: dict[str, Float[np.ndarray, "batch position"]]) -> None:
         for covariate, values in self._plan.covariates.items():
-            of_token = values[self._batch.ids]
+            of_token = values[axis.side.ids]
             known = np.isfinite(of_token)
             for quantity, mean in means.items():
-                correlation = self._statistics.covariate_correlation(kind, quantity, covariate)
-                correlation.update(mean[known], of_token[known], self._batch.category[known])
+                correlation = self._statistics.covariate_correlation(axis.kind, quantity, covariate)
+                correlation.update(mean[known], of_token[known], axis.side.category[known])
 
-    def _sample_tokens(self, kind: str, means: dict[str, Float[np.ndarray, "batch position"]]) -> None:
-        batch, seed = self._batch, self._plan.seed
-        length = batch.ids.shape[1]
+    def _sample_tokens(self, axis: _Axis, means: dict[str, Float[np.ndarray, "batch position"]]) -> None:
+        seed, (_, length) = self._plan.seed, axis.side.ids.shape
+        drawn = [s.random(seed, f"tokens {axis.purpose}").random(length) for s in self._batch.sequences]
         columns = {
-            "priority": np.stack([s.random(seed, f"tokens {kind}").random(length) for s in batch.sequences]),
-            "kind": np.array(KINDS.index(kind), dtype=np.int8),
+            "priority": np.stack(drawn),
+            "kind": np.array(KINDS.index(axis.kind), dtype=np.int8),
             "position": np.arange(length, dtype=np.int32),
-            "token_id": batch.ids,
-            "category": batch.category,
-            **{name: values[batch.ids] for name, values in self._plan.covariates.items()},
-            **means,
+            **self._tokens_of(axis.side),
+            **self._all_quantities(means),
         }
-        self._statistics.token_sample.update(_flat(columns, batch.ids.shape))
+        self._statistics.token_sample.update(_flat(columns, axis.side.ids.shape))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Tokens of a batch, and the quantities of a kind of site that they have."""
+
+    kind: str
+    side: Side
+    quantities: Sequence[str]
+    purpose: str  # of what is drawn for them
 
 
 def _flat(columns: Rows, shape: tuple[int, ...]) -> Rows:
@@ -116,11 +141,11 @@ class _SiteCounter:
         self.statistics, self.plan, self.batch = statistics, statistics.plan, batch
         self.kind, self.layer = result.kind, result.layer
         self.site: SiteStatistics = statistics.site(result.kind, result.layer)
-        self.category = batch.category.astype(np.int64)
-        length = batch.ids.shape[1]
+        self.keys, self.queries = batch.keys(result.kind), batch.queries(result.kind)
+        self.category = self.keys.category.astype(np.int64)  # a pair belongs to the category of its key
         # In a decoder a key after its query is no pair at all, rather than a pair of weight 0.
         self.keep: Bool[np.ndarray, "query key"] | None = (
-            np.tri(length, dtype=bool) if result.kind == "decoder" else None
+            np.tri(self.keys.ids.shape[1], dtype=bool) if result.kind == "decoder" else None
         )
         self.values = {name: _array(value, has_heads(name)) for name, value in result.values.items()}
         self.values |= {MIXING + name: _array(ratio, False) for name, ratio in result.mixing.items()}
@@ -135,9 +160,10 @@ class _SiteCounter:
             self._moments(name, sums)
         done = self._compiled_loop()
         for name in self.plan.histograms:
-            if done is None or name != done[0]:
+            # In cross-attention a map without the residual has no mixing ratio.
+            if name in self.values and (done is None or name != done[0]):
                 self._histogram(name)
-        for name in self.plan.relative:
+        for name in self.plan.relative if self.kind != "cross" else ():  # offsets mean something within one text
             maps = self.values[name]
             means = self.site.relative.setdefault(name, RelativePositionMeans(maps.shape[1], self.plan.reach))
             means.update(maps, self.keep)
@@ -157,13 +183,11 @@ class _SiteCounter:
         return QuerySums.of_pairs(np.abs(self.values["alpha"]) * self.values["f_norm"][:, :, None], self.keep)
 
     def _moments(self, name: str, sums: QuerySums) -> None:
-        categories, groups = len(self.plan.categories), self.batch.groups
-        # A category that a sequence lacks takes none of its weight, but has no norm.
-        absent_is_zero = level_of(name) == "pair"
+        categories, groups = len(self.plan.categories), self._side(name).groups
         shape = (categories, sums.total.shape[1])
         self.site.values.setdefault(name, Moments(shape)).merge(sums.moments(groups, categories))
         self.site.sequences.setdefault(name, Moments(shape)).merge(
-            sums.moments_over_sequences(groups, categories, absent_is_zero=absent_is_zero)
+            sums.moments_over_sequences(groups, categories, by_pair=level_of(name) == "pair")
         )
 
     def _compiled_loop(self) -> tuple[str, str] | None:
@@ -175,7 +199,7 @@ class _SiteCounter:
                 same_heads = norms.shape[1] == weights.shape[1]
                 if isinstance(ranks, BinnedSpearman) and same_heads and compiled.usable(weights):
                     group = np.broadcast_to(self.category[:, None], norms.shape)
-                    rows = self._histogram_rows(norms.shape[1])
+                    rows = self._histogram_rows(x, norms.shape[1])
                     compiled.count_weights(ranks, self._histogram_of(x, norms.shape[1]), weights, norms, group, rows)
                     return x, y
         return None
@@ -184,13 +208,17 @@ class _SiteCounter:
         rows = len(self.plan.categories) * heads
         return self.site.histograms.setdefault(name, Histogram(binning_of(name).coarse, rows))
 
-    def _histogram_rows(self, heads: int) -> Int[np.ndarray, "batch head position"]:
-        return self.category[:, None] * heads + np.arange(heads)[:, None]
+    def _side(self, name: str) -> Side:
+        """The tokens that a quantity belongs to."""
+        return self.queries if level_of(name) == "query" else self.keys
+
+    def _histogram_rows(self, name: str, heads: int) -> Int[np.ndarray, "batch head position"]:
+        return self._side(name).category.astype(np.int64)[:, None] * heads + np.arange(heads)[:, None]
 
     def _histogram(self, name: str) -> None:
         bins = self._binned(name).coarse
         heads = bins.shape[1]
-        rows = self._histogram_rows(heads)
+        rows = self._histogram_rows(name, heads)
         if bins.ndim == 4:
             rows = rows[:, :, None]
             if self.keep is not None:
@@ -198,6 +226,8 @@ class _SiteCounter:
         self._histogram_of(name, heads).update(rows, bins)
 
     def _correlation(self, x: str, y: str, *, ranks_done: bool) -> None:
+        if x not in self.values or y not in self.values:
+            return
         if self.values[x].ndim < self.values[y].ndim:
             x, y = y, x
         x_value, y_value = self.values[x], self.values[y]
@@ -206,7 +236,8 @@ class _SiteCounter:
         y_wide = y_value[:, :, None] if paired and y_value.ndim == 3 else y_value
         x_wide = np.broadcast_to(x_value, np.broadcast_shapes(x_value.shape, y_wide.shape))
         if not ranks_done:
-            group = self.category[:, None, None] if paired else self.category[:, None]
+            category = self._side(x).category.astype(np.int64)
+            group = category[:, None, None] if paired else category[:, None]
             ranks = self.statistics.rank_correlation(self.kind, x, y)
             bins = self._binned(x) if x_wide.shape == x_value.shape else None
             ranks.update(x_wide, y_wide, np.broadcast_to(group, y_wide.shape), keep, bins)
@@ -214,7 +245,7 @@ class _SiteCounter:
             sums = self.sums[x].product_sums(self.sums[y])
         else:
             sums = product_sums(x_wide, np.broadcast_to(y_wide, x_wide.shape), keep)
-        categories, groups = len(self.plan.categories), self.batch.groups
+        categories, groups = len(self.plan.categories), self._side(x).groups
         pearson = self.site.pearson.setdefault(f"{x},{y}", Pearson((categories, sums[0].shape[1])))
         pearson.merge(Pearson.of(*(groups.by_category(part, categories) for part in sums)))
 
@@ -248,8 +279,8 @@ class _SiteCounter:
             "head": (head + 1).astype(np.int16),
             "query": query.astype(np.int32),
             "key": key.astype(np.int32),
-            "token_id": self.batch.ids[row, key],
-            "category": self.batch.category[row, key],
+            "token_id": self.keys.ids[row, key],
+            "category": self.keys.category[row, key],
         }
         for name in self.plan.measures:
             if name not in self.values:

@@ -62,15 +62,15 @@ class ForwardPasses:
 
     def _pass(self, batch: Batch, handle: Callable[[SiteResult], None]) -> None:
         inputs = batch.inputs(self._pad, self._device)
-        with _steady_rounding(batch.ids.size):
+        with _steady_rounding(min(side.ids.size for side in batch.sides)):
             self._lens.run(inputs, self._request, lambda result, block: handle(result))
 
     def _may_share(self, batch: Batch) -> bool:
         """Not where a product has few rows, nor where attention would be cut into other blocks than for one sequence."""
-        length = batch.sequences[0].length
+        lengths = [side.ids.shape[1] for side in batch.sides]
         heads = max(site.heads for site in self._request.sites)
-        fits = len(batch.sequences) * heads * length * length <= WHOLE_NUMBERS
-        return self._whole_batches or (length >= FEWEST_POSITIONS and fits)
+        fits = len(batch.sequences) * heads * max(lengths) ** 2 <= WHOLE_NUMBERS
+        return self._whole_batches or (min(lengths) >= FEWEST_POSITIONS and fits)
 
 
 @torch.inference_mode()

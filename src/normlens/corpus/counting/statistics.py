@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,8 @@ from normlens.corpus.accumulators.spearman_binned import BinnedSpearman
 from normlens.corpus.accumulators.spearman_pairs import DiskSpearman, DistinctPairSpearman
 from normlens.corpus.counting.plan import Plan, binning_of
 from normlens.errors import InputError
+
+_NAMED = 20  # records that are named; all are counted
 
 
 class Accumulator(Protocol):
@@ -75,6 +77,13 @@ class CorpusStatistics:
         self.sequences_with = np.zeros(len(plan.categories), dtype=np.int64)  # a token of each category
         self.tokens = np.zeros(len(plan.categories), dtype=np.int64)
         self.proof = 0.0  # the largest error so far
+        self.empty = 0  # records of which no token was left
+        self.empty_places: list[str] = []  # of the first ones
+
+    @property
+    def size(self) -> int:
+        """How many numbers of the corpus are in here: its sequences, and the records of which nothing was left."""
+        return self.sequences + self.empty
 
     def site(self, kind: str, layer: int) -> SiteStatistics:
         """The statistics of a site, new where it was not met before."""
@@ -90,6 +99,11 @@ class CorpusStatistics:
         """A token's quantity, averaged over layers and heads, and its covariate."""
         return self.covariate_ranks.setdefault((kind, quantity, covariate), DistinctPairSpearman())
 
+    def note_empty(self, count: int, places: Sequence[str]) -> None:
+        """Count records of which no token was left; the first ones are named."""
+        self.empty += count
+        self.empty_places = [*self.empty_places, *places][:_NAMED]
+
     def merge(self, other: CorpusStatistics) -> None:
         """Take in the statistics of another part of the corpus."""
         if self.plan != other.plan:
@@ -103,6 +117,8 @@ class CorpusStatistics:
             "with_category": self.sequences_with,
             "positions": self.tokens,
             "proof": np.array(self.proof),
+            "empty": np.array(self.empty),
+            "empty_places": np.array(self.empty_places, dtype=np.str_),
         }
         for path, accumulator in self._accumulators():
             out.update({f"{path}/{name}": array for name, array in accumulator.state().items()})
@@ -114,6 +130,7 @@ class CorpusStatistics:
         self.sequences_with += state["with_category"]
         self.tokens += state["positions"]
         self.proof = max(self.proof, float(state["proof"]))
+        self.note_empty(int(state["empty"]), [str(place) for place in state["empty_places"]])
         groups: dict[str, dict[str, np.ndarray]] = {}
         for path, array in state.items():
             owner, _, name = path.rpartition("/")

@@ -1,22 +1,23 @@
-"""A corpus as plain data, and the reader that turns it into sequences for one model."""
+"""The reader that turns a corpus into sequences for one model: all of them, or any part, in any process."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from normlens.corpus.reading.records import LARGEST_RECORD, Columns, Record, UnusedRecord, format_of, read
-from normlens.corpus.reading.sequences import SequenceBuilder, TokenSequence
-from normlens.corpus.reading.token_attributes import Categories, CategoryRule, count_ranks, read_ranks
+from normlens.corpus.reading.corpus import Corpus
+from normlens.corpus.reading.records import UnusedRecord
+from normlens.corpus.reading.sequences import EMPTY, SequenceBuilder, TokenSequence
+from normlens.corpus.reading.survey import Parallel, Survey, survey_of, unreadable
+from normlens.corpus.reading.token_attributes import Categories, ranks_by_count, read_ranks
 from normlens.errors import InputError
 
 #: Sequences are cut at this many tokens, as in the papers, unless another length is asked for or the model takes less.
@@ -28,134 +29,103 @@ COUNTED = "corpus"
 #: A number per token id: an array over the vocabulary (NaN: leave the token out), a file of ranks, or `COUNTED`.
 Covariate = npt.ArrayLike | Path
 
-OnError = Literal["stop", "skip"]
-
-_LISTED = 20  # unused records named in the manifest; all are counted
+_COUNTED_AT_ONCE = 1 << 14  # sequences
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """What is read, and how it becomes sequences."""
+class ModelSide:
+    """What reading must know of the model."""
 
-    sources: tuple[Path, ...]
-    pairs: bool = False  # two consecutive paragraphs: [CLS] a [SEP] b [SEP]
-    max_length: int | None = None  # tokens; None: `PAPER_LENGTH`, or the model's limit where that is less
-    mask: float = 0.0  # share of the tokens, other than special ones, that become [MASK]
-    seed: int = 0
-    limit: int | None = None  # at most so many sequences
-    skip: str | None = None  # texts that match this regular expression are not part of the corpus
-    format: str | None = None  # where the names of the sources do not tell
-    columns: Columns = field(default_factory=Columns)
-    on_error: OnError = "stop"
-    largest_record: int = LARGEST_RECORD  # bytes; a longer one counts as unreadable
-    categories: Mapping[str, CategoryRule] | None = None  # None: comma and period, as in the papers
-
-    def __post_init__(self) -> None:
-        if not self.sources:
-            raise InputError("a corpus needs at least one source: none was given; name a file")
-        for source in self.sources:
-            if not source.exists():
-                raise InputError(f"a source must exist: there is no {str(source)!r}; check the path")
-        if self.on_error not in ("stop", "skip"):
-            raise InputError(f"on_error must be stop or skip: got {self.on_error!r}")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"a limit must be at least 1: got {self.limit}")
-        if self.largest_record < 1:
-            raise InputError(f"the largest record must have at least one byte: got {self.largest_record}")
-        try:
-            re.compile(self.skip or "")
-        except re.error as error:
-            raise InputError(
-                f"skip must be a regular expression: {self.skip!r} is not ({error}); escape special characters"
-            ) from error
-
-    def records(self, source: Path) -> Iterator[Record | UnusedRecord]:
-        """The records of one source that are part of the corpus."""
-        skip = re.compile(self.skip) if self.skip else None
-        for record in read(source, self.columns, self.format, self.largest_record):
-            if skip is None or isinstance(record, UnusedRecord) or not skip.search(record.text):
-                yield record
-
-    def estimate(self) -> int:
-        """About how many sequences there are, for a progress bar: records are counted, not tokenized."""
-        count = 0
-        for source in self.sources:
-            each = 2 if self.pairs and format_of(source, self.format) != "pickle" else 1  # records per sequence
-            left = None if self.limit is None else (self.limit - count) * each
-            count += sum(1 for _ in islice(self._texts(source), left)) // each
-            if count == self.limit:
-                break
-        return count
-
-    def _texts(self, source: Path) -> Iterator[Record]:
-        return (record for record in self.records(source) if isinstance(record, Record))
-
-    def tags(self) -> list[str]:
-        """Every tag, sorted: categories must be known before the first is counted."""
-        found: set[str] = set()
-        for source in self.sources:
-            for record in self.records(source):
-                if isinstance(record, Record):
-                    found.update(record.tags or ())
-        if not found:
-            raise InputError(f"the tag column must hold tags: {self.columns.tags!r} holds none; name another column")
-        return sorted(found)
+    longest: int | None = None  # how many tokens it takes
+    two_sided: bool = False  # an encoder-decoder model reads one text and writes another
+    decoder_start: int | None = None  # the token that it starts to write with
 
 
-@dataclass
-class ReadingLog:
-    """What was not used, and where it stood."""
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive sequences of the corpus, `start` to `stop`: what is counted as a whole."""
 
-    errors: int = 0
-    harmless: int = 0
-    listed: list[dict[str, str]] = field(default_factory=list)
-
-    def add(self, record: UnusedRecord) -> None:
-        """Count an unused record; the first ones are listed."""
-        self.errors += not record.harmless
-        self.harmless += record.harmless
-        if len(self.listed) < _LISTED:
-            self.listed.append({"place": record.place, "reason": record.reason})
+    start: int
+    stop: int
+    sequences: tuple[TokenSequence, ...]
+    empty: tuple[UnusedRecord, ...] = ()  # records of which no token is left: they have numbers too
 
 
 class CorpusReader:
     """A corpus and a tokenizer: the sequences, their categories and the numbers that belong to token ids."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Any, longest: int | None = None) -> None:
-        """`longest` is how many tokens the model takes."""
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Any,
+        model: ModelSide | None = None,
+        parallel: Parallel = map,
+    ) -> None:
+        """`parallel` is how the corpus is surveyed, and its tokens counted, by several processes."""
         if tokenizer is None:
             raise InputError("a corpus needs a tokenizer: this lens has none; pass Lens(model, tokenizer)")
-        self.corpus, self.tokenizer = corpus, tokenizer
-        self.max_length = _length(corpus.max_length, longest)
-        tags = corpus.tags() if corpus.columns.tags is not None else None
+        model = model or ModelSide()
+        if model.two_sided != (corpus.columns.target is not None):
+            raise InputError(
+                "an encoder-decoder model reads a source and writes a target: name the column that holds it with "
+                "--target-column"
+                if model.two_sided
+                else "a target belongs to an encoder-decoder model: this one has one side; drop --target-column"
+            )
+        self.corpus, self.tokenizer, self._parallel = corpus, tokenizer, parallel
+        self.max_length = _length(corpus.max_length, model.longest)
+        tags = self.survey.tags if corpus.columns.tags is not None else None
         self.categories = Categories.of(tokenizer, corpus.categories, tags)
         self._builder = SequenceBuilder(
-            tokenizer, self.categories, corpus.pairs, self.max_length, corpus.mask, corpus.seed
+            tokenizer, self.categories, corpus.pairs, self.max_length, corpus.mask, corpus.seed, model.decoder_start
         )
+
+    @cached_property
+    def survey(self) -> Survey:
+        """The corpus in pieces of known content."""
+        return survey_of(self.corpus, self._parallel)
 
     @cached_property
     def vocabulary(self) -> list[str]:
         """Token strings by id."""
-        return vocabulary_of(self.tokenizer)
+        return [str(token) for token in self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))]
 
-    def sequences(self, log: ReadingLog | None = None) -> Iterator[TokenSequence]:
-        """The corpus' sequences; unused records go to the log, and stop the run unless they may be skipped."""
-        corpus, count = self.corpus, 0
-        for source in corpus.sources:
-            for made in self._builder.build(corpus.records(source), first=count):
-                if isinstance(made, UnusedRecord):
-                    if log is not None:
-                        log.add(made)
-                    if corpus.on_error == "stop" and not made.harmless:
-                        raise InputError(
-                            f"every record must be readable: {made.place}: {made.reason}; correct it, or count and "
-                            "skip such records with --on-error skip"
-                        )
-                    continue
-                count += 1
-                yield made
-                if count == corpus.limit:
-                    return
+    def portable(self) -> CorpusReader:
+        """The same reader for another process: surveyed, and without anything that cannot travel."""
+        other: CorpusReader = object.__new__(CorpusReader)
+        categories = self.categories.portable(self.vocabulary)
+        other.__dict__.update(self.__dict__, _parallel=map, categories=categories)
+        other.corpus = replace(self.corpus, categories=None)
+        other.survey = replace(self.survey, corpus=other.corpus)
+        other._builder = replace(self._builder, categories=categories)
+        return other
+
+    def sequences(self) -> Iterator[TokenSequence]:
+        """All sequences of the corpus."""
+        for chunk in self.chunks(0, self.survey.sequences, _COUNTED_AT_ONCE):
+            yield from chunk.sequences
+
+    def chunks(self, start: int, stop: int, size: int) -> Iterator[Chunk]:
+        """The sequences `start` to `stop` in chunks of `size`, wherever they stand."""
+        stream = self._numbered(start)
+        while start < stop:
+            part = list(islice(stream, min(size, stop - start)))
+            if not part:
+                raise InputError(f"a corpus must not change while it is counted: sequence {start} is gone; use --fresh")
+            made = tuple(item for item in part if isinstance(item, TokenSequence))
+            yield Chunk(start, start + len(part), made, tuple(item for item in part if isinstance(item, UnusedRecord)))
+            start += len(part)
+
+    def _numbered(self, start: int) -> Iterator[TokenSequence | UnusedRecord]:
+        """From a number on, what has one: sequences, and records of which nothing was left."""
+        for first, records in self.survey.records_from(start):
+            for made in self._builder.build(records, first):
+                if isinstance(made, TokenSequence):
+                    yield made
+                elif made.reason == EMPTY:
+                    if self.corpus.on_error == "stop":
+                        raise unreadable(made)
+                    yield made
 
     def covariates(self, given: Mapping[str, Covariate]) -> dict[str, Float[np.ndarray, " vocabulary"]]:
         """The number of each token id, by name of the covariate."""
@@ -164,7 +134,7 @@ class CorpusReader:
     def _covariate(self, name: str, value: Covariate) -> Float[np.ndarray, " vocabulary"]:
         size = len(self.tokenizer)
         if isinstance(value, str) and value == COUNTED:
-            return count_ranks((sequence.ids for sequence in self.sequences()), size)
+            return ranks_by_count(self._token_counts())
         if isinstance(value, str | Path):
             return read_ranks(value, size)
         array = np.asarray(value, dtype=np.float64)
@@ -173,6 +143,25 @@ class CorpusReader:
                 f"a covariate has one number per token id: {name} has shape {array.shape}, the vocabulary {size}"
             )
         return array
+
+    def _token_counts(self) -> Int[np.ndarray, " vocabulary"]:
+        """How often each token occurs, on both sides."""
+        total = self.survey.sequences
+        parts = [(start, min(start + _COUNTED_AT_ONCE, total)) for start in range(0, total, _COUNTED_AT_ONCE)]
+        counts = np.zeros(len(self.tokenizer), dtype=np.int64)
+        for part in self._parallel(partial(_count_tokens, self.portable()), parts):
+            counts += part
+        return counts
+
+
+def _count_tokens(reader: CorpusReader, part: tuple[int, int]) -> Int[np.ndarray, " vocabulary"]:
+    counts = np.zeros(len(reader.tokenizer), dtype=np.int64)
+    for chunk in reader.chunks(*part, 64):
+        for sequence in chunk.sequences:
+            counts += np.bincount(sequence.ids, minlength=len(counts))
+            if sequence.target is not None:
+                counts += np.bincount(sequence.target.ids, minlength=len(counts))
+    return counts
 
 
 def _length(wanted: int | None, longest: int | None) -> int:
@@ -183,8 +172,3 @@ def _length(wanted: int | None, longest: int | None) -> int:
             f"max_length must not exceed what the model takes: {wanted} is more than {longest}; ask for less"
         )
     return wanted
-
-
-def vocabulary_of(tokenizer: Any) -> list[str]:
-    """Token strings by id."""
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]

@@ -14,9 +14,21 @@ from jaxtyping import Int, UInt8
 from normlens.corpus.reading.records import Record, UnusedRecord
 from normlens.corpus.reading.token_attributes import Categories
 from normlens.errors import InputError
+from normlens.text.tokens import decoder_input
+
+#: Why a record is not used whose text the tokenizer drops altogether.
+EMPTY = "no tokens are left of it"
 
 _TOKENIZED_AT_ONCE = 64  # records, or as many as have this many characters together
 _CHARACTERS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an encoder-decoder model is given to write: the decoder's input tokens."""
+
+    ids: Int[np.ndarray, " position"]
+    category: UInt8[np.ndarray, " position"]
 
 
 @dataclass(frozen=True)
@@ -28,21 +40,29 @@ class TokenSequence:
     ids: Int[np.ndarray, " position"]
     segments: Int[np.ndarray, " position"] | None  # token type ids, where the model has them
     category: UInt8[np.ndarray, " position"]
+    target: Target | None = None
 
     @property
     def length(self) -> int:
-        """The number of positions."""
+        """The number of positions that are read."""
         return len(self.ids)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The numbers of positions that are read and written."""
+        return len(self.ids), 0 if self.target is None else len(self.target.ids)
 
     @property
     def inputs(self) -> dict[str, list[int]]:
         """What the model is given."""
         segments = {} if self.segments is None else {"token_type_ids": self.segments.tolist()}
-        return {"input_ids": self.ids.tolist(), **segments}
+        written = {} if self.target is None else {"decoder_input_ids": self.target.ids.tolist()}
+        return {"input_ids": self.ids.tolist(), **segments, **written}
 
     @cached_property
     def _digest(self) -> bytes:
         content = self.ids.astype(np.int64).tobytes() + (b"" if self.segments is None else self.segments.tobytes())
+        content += b"" if self.target is None else b"target" + self.target.ids.astype(np.int64).tobytes()
         return hashlib.blake2b(content, digest_size=16).digest()
 
     def random(self, seed: int, purpose: str) -> np.random.Generator:
@@ -70,6 +90,7 @@ class SequenceBuilder:
     max_length: int = 128
     mask: float = 0.0  # share of the tokens, other than special ones, that become [MASK]
     seed: int = 0
+    decoder_start: int | None = None  # the token that a decoder starts with
 
     def __post_init__(self) -> None:
         if self.max_length < 4:
@@ -85,28 +106,40 @@ class SequenceBuilder:
         return "token_type_ids" in getattr(self.tokenizer, "model_input_names", ())
 
     def build(self, records: Iterable[Record | UnusedRecord], first: int = 0) -> Iterator[TokenSequence | UnusedRecord]:
-        """The sequences of one source, in order and numbered from `first`; unused records pass through."""
+        """The sequences of one source, in order and numbered from `first`; unused records pass through.
+
+        A record of which no token is left has a number too: numbers must not depend on the tokenizer.
+        """
         stream = _paired(iter(records)) if self.pairs else iter(records)
         number = first
         for chunk in _in_handfuls(stream):
-            for made in self._tokenized(chunk):
-                if isinstance(made, TokenSequence):
-                    made = replace(made, index=number)
-                    number += 1
-                yield made
+            yield from self._tokenized(chunk, number)
+            number += sum(isinstance(record, Record) for record in chunk)
 
-    def _tokenized(self, chunk: Sequence[Record | UnusedRecord]) -> Iterator[TokenSequence | UnusedRecord]:
+    def _tokenized(self, chunk: Sequence[Record | UnusedRecord], number: int) -> Iterator[TokenSequence | UnusedRecord]:
         texts = [record for record in chunk if isinstance(record, Record) and record.tokens is None]
-        encoded = self._encode(texts)
+        encoded, targets = self._encode(texts), self._encode_targets(texts)
         for record in chunk:
             if isinstance(record, UnusedRecord):
                 yield record
                 continue
             encoding = self._encode_tokens(record.tokens) if record.tokens is not None else next(encoded)
+            target = next(targets) if record.target is not None else None
             if encoding.ids:
-                yield self._sequence(record, encoding)
+                yield self._sequence(record, number, encoding, target)
             else:
-                yield UnusedRecord(record.place, "no tokens are left of it")
+                yield UnusedRecord(record.place, EMPTY)
+            number += 1
+
+    def _encode_targets(self, records: Sequence[Record]) -> Iterator[Target]:
+        """What the decoder reads, for the records that have a target."""
+        texts = [record.target for record in records if record.target is not None]
+        if not texts:
+            return
+        for labels in self.tokenizer(text_target=texts, truncation=True, max_length=self.max_length)["input_ids"]:
+            ids = decoder_input(labels, self.decoder_start)
+            category = self.categories.codes(ids, self.tokenizer.convert_ids_to_tokens(list(ids)))
+            yield Target(np.array(ids, dtype=np.int64), category)
 
     def _encode(self, records: Sequence[Record]) -> Iterator[_Encoding]:
         kinds = {(record.words is None, record.pair is None) for record in records}
@@ -146,18 +179,19 @@ class SequenceBuilder:
             segment += token_id == self.tokenizer.sep_token_id
         return _Encoding(ids, segments)
 
-    def _sequence(self, record: Record, encoding: _Encoding) -> TokenSequence:
+    def _sequence(self, record: Record, number: int, encoding: _Encoding, target: Target | None) -> TokenSequence:
         ids, segments = encoding.ids, encoding.segments if self._segmented else None
         tags = None
         if record.tags is not None and encoding.words is not None:
             tags = [None if word is None else record.tags[word] for word in encoding.words]
         category = self.categories.codes(ids, self.tokenizer.convert_ids_to_tokens(ids), tags)
         sequence = TokenSequence(
-            -1,
+            number,
             record.place,
             np.array(ids, dtype=np.int64),
             None if segments is None else np.array(segments, dtype=np.int64),
             category,
+            target,
         )
         return self._masked(sequence) if self.mask else sequence
 
@@ -180,7 +214,7 @@ def _in_handfuls(records: Iterator[Record | UnusedRecord]) -> Iterator[list[Reco
     chunk, characters = list[Record | UnusedRecord](), 0
     for record in records:
         chunk.append(record)
-        characters += len(record.text) + len(record.pair or "") if isinstance(record, Record) else 0
+        characters += len(record.text) + len(record.pair or record.target or "") if isinstance(record, Record) else 0
         if len(chunk) == _TOKENIZED_AT_ONCE or characters > _CHARACTERS_AT_ONCE:
             yield chunk
             chunk, characters = [], 0
@@ -194,8 +228,6 @@ def _paired(records: Iterator[Record | UnusedRecord]) -> Iterator[Record | Unuse
     for record in records:
         if isinstance(record, UnusedRecord) or record.tokens is not None or record.pair is not None:
             yield record
-        elif record.words is not None:
-            raise InputError("paragraph pairs are made of texts, not of lists of words: drop --pairs")
         elif waiting is None:
             waiting = record
         else:

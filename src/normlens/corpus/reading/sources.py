@@ -1,4 +1,4 @@
-"""Where a corpus comes from: files and folders as they are; pipes and standard input as a copy that can be read twice."""
+"""Where a corpus comes from: files, folders and addresses as they are; pipes as a copy that can be read twice."""
 
 from __future__ import annotations
 
@@ -12,29 +12,38 @@ from typing import IO
 
 from normlens.errors import InputError
 from normlens.files import move_file, whole_file
+from normlens.remote import AnyPath, RemotePath, path_of
 
 STANDARD_INPUT = "-"
 _COPY = re.compile(r"source-[0-9a-f]{16}(\.\w+)*")
 
 
-def named_paths(source: str | Path | Sequence[str | Path]) -> list[Path]:
+#: One source or several.
+Source = str | AnyPath | Sequence[str | AnyPath]
+
+
+def named_paths(source: Source) -> list[AnyPath]:
     """The files and folders that a source names, without standard input."""
-    names = [source] if isinstance(source, str | Path) else list(source)
-    return [Path(name) for name in names if str(name) != STANDARD_INPUT]
+    names = [source] if isinstance(source, str | AnyPath) else list(source)
+    return [path_of(name) for name in names if str(name) != STANDARD_INPUT]
 
 
 @contextmanager
-def readable_sources(source: str | Path | Sequence[str | Path], folder: Path) -> Iterator[tuple[Path, ...]]:
+def readable_sources(source: Source, folder: AnyPath) -> Iterator[tuple[AnyPath, ...]]:
     """The sources as files that can be read again and again; copies of streams lie in `folder` while the block runs.
 
     A copy has the digest of its content in its name, so that the same text is the same source when a run is resumed.
+    A folder of an object store stands for all files below it.
     """
-    names = [source] if isinstance(source, str | Path) else list(source)
+    names = [source] if isinstance(source, str | AnyPath) else list(source)
     copies: list[Path] = []
     try:
-        paths = []
+        paths = list[AnyPath]()
         for name in names:
-            path = Path(name)
+            path = path_of(name)
+            if isinstance(path, RemotePath):
+                paths += _remote_files(path)
+                continue
             if str(name) == STANDARD_INPUT:
                 copies.append(keep_stream(sys.stdin.buffer, folder, "standard input"))
                 path = copies[-1]
@@ -53,8 +62,20 @@ def readable_sources(source: str | Path | Sequence[str | Path], folder: Path) ->
             copy.unlink(missing_ok=True)
 
 
-def keep_stream(stream: IO[bytes], folder: Path, name: str) -> Path:
+def _remote_files(path: RemotePath) -> list[RemotePath]:
+    try:
+        return path.files_below() if path.is_dir() else [path]
+    except OSError as error:
+        raise InputError(f"a source must be readable: {path} is not ({error}); check the address") from error
+
+
+def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     """A stream as a file, so that it can be hashed and read again."""
+    if isinstance(folder, RemotePath):
+        raise InputError(
+            f"a pipe is kept in the output folder while it is counted, which must be on this machine: {name} came with "
+            "a remote --out; save it to a file first"
+        )
     digest, draft = hashlib.sha256(), folder / "source-0000000000000000.txt"
     with whole_file(draft) as target:
         while block := _read(stream, name):
@@ -65,7 +86,7 @@ def keep_stream(stream: IO[bytes], folder: Path, name: str) -> Path:
     return path
 
 
-def is_kept_source(path: Path) -> bool:
+def is_kept_source(path: AnyPath) -> bool:
     """Whether a file is a copy that a killed run left."""
     return _COPY.fullmatch(path.name) is not None
 

@@ -7,8 +7,8 @@ that counts over categories add up to counts over all tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ class Categories:
             given = tags or [None] * len(ids)
             return np.array([self._tagged(i, tag) for i, tag in zip(ids, given, strict=True)], dtype=np.uint8)
         return np.array([self._code(i, token) for i, token in zip(ids, tokens, strict=True)], dtype=np.uint8)
+
+    def portable(self, tokens: Sequence[str]) -> Categories:
+        """The same without functions, which do not travel to other processes: they are asked about all `tokens`."""
+        if not any(callable(rule) for _, rule in self.rules):
+            return self
+        codes = {token_id: self._code(token_id, token) for token_id, token in enumerate(tokens)}
+        return replace(self, rules=(), _codes=codes)
 
     def _tagged(self, token_id: int, tag: str | None) -> int:
         if token_id in self.special:
@@ -150,14 +157,11 @@ def read_ranks(path: str | Path, vocabulary: int) -> Float[np.ndarray, " vocabul
     return np.where(np.isnan(ranks), np.nanmax(ranks) + 1, ranks)
 
 
-def count_ranks(sequences: Iterable[Int[np.ndarray, " position"]], vocabulary: int) -> Float[np.ndarray, " vocabulary"]:
-    """Rank of each token id by its count in sequences of ids, 1 for the most frequent; equal counts by their ids."""
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    for ids in sequences:
-        counts += np.bincount(ids, minlength=vocabulary)
+def ranks_by_count(counts: Int[np.ndarray, " vocabulary"]) -> Float[np.ndarray, " vocabulary"]:
+    """Rank of each token id by its count, 1 for the most frequent; equal counts by their ids, those without by one more."""
     if not counts.any():
         raise InputError("frequencies need at least one sequence: the corpus has none; check the source")
     order = np.argsort(-counts, kind="stable")
-    ranks = np.empty(vocabulary)
-    ranks[order] = np.arange(1, vocabulary + 1)
+    ranks = np.empty(len(counts))
+    ranks[order] = np.arange(1, len(counts) + 1)
     return np.where(counts > 0, ranks, np.count_nonzero(counts) + 1)

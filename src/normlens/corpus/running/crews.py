@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import multiprocessing.connection
 import os
+import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch.multiprocessing
 
-from normlens.corpus.counting.worker import Chunk
-from normlens.corpus.running.shard_worker import Assignment, Count, Merge
-from normlens.corpus.running.shards import Shard, ShardFolder, to_merge
+from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, Task
+from normlens.corpus.running.shards import Shard, ShardFolder, gaps, merge_round
+from normlens.corpus.running.territories import Territories
 from normlens.corpus.running.worker_process import serve
 from normlens.errors import NormlensError
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-_DEATHS = 4  # without any work done in between: then it is no accident
-_LONGEST_SPAN = 16  # chunks that a worker is given at once, in a long run
+_DEATHS = 4  # of one worker, or over one part of the corpus, without any work done in between: then it is no accident
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Crew(Protocol):
     """Workers by number. A worker that is lost stays lost until `start` puts a new one in its place."""
 
     size: int
+    received: int  # bytes that came from workers
 
     def start(self, worker: int) -> None:
-        """Start a worker; it is idle when it says `ready`."""
+        """Start a worker; it is idle when it says `ready`, which may be when there is room for it."""
 
-    def submit(self, worker: int, task: Count | Merge) -> None:
+    def submit(self, worker: int, task: Task) -> None:
         """Give an idle worker something to do; if it is dead, the next `wait` says so."""
 
     def wait(self) -> list[Event]:
@@ -54,94 +55,149 @@ class Crew(Protocol):
 
 @dataclass
 class Accounts:
-    """What a run cost."""
+    """What a run cost, and what it left."""
 
     worker_seconds: float = 0.0  # of processor time, in tasks that were done
     retries: int = 0  # tasks that were given out again
+    bytes_to_driver: int = 0
+    shards_written: int = 0  # by workers that came to the end of what they had to count
+    done: list[Shard] = field(default_factory=list)  # the shards that hold the whole corpus, at the end
 
 
-def work_through(
-    crew: Crew, chunks: Iterable[Chunk], shards: ShardFolder, done: Iterable[Shard], accounts: Accounts
-) -> Iterator[int]:
-    """Have all chunks counted and shards merged, whoever dies on the way; yields how many sequences were counted.
+@dataclass(frozen=True)
+class Step:
+    """What changed: sequences counted (fewer than none where a worker died before it saved them), and who is at work."""
 
-    A negative number takes back what a worker had counted and not saved when it died.
-    """
-    spans, again = _spans(chunks, crew.size), collections.deque[Count]()
-    mergeable, doing, counted = set(done), dict[int, Count | Merge](), collections.Counter[int]()
-    idle, deaths = list[int](), 0
+    counted: int
+    workers: int
+    shards: int
 
-    def next_task() -> Count | Merge | None:
-        if again:
-            return again.popleft()
-        if together := to_merge(mergeable):
-            mergeable.difference_update(together)
-            return Merge(tuple(together))
-        return next(spans, None)
 
+def work_through(crew: Crew, assignment: Assignment, done: Iterable[Shard], accounts: Accounts) -> Iterator[Step]:
+    """Have all that is not done counted and the shards merged to one, whoever dies on the way."""
+    job = _Job(crew, assignment, done, accounts)
     try:
         for worker in range(crew.size):
             crew.start(worker)
         while True:
-            while idle and (task := next_task()) is not None:
-                doing[idle[-1]] = task
-                crew.submit(idle.pop(), task)
-            if idle and not doing:
+            job.give_out()
+            if job.is_over:
                 return
             for event in crew.wait():
-                worker = event.worker
-                if event.kind == "ready":
-                    idle.append(worker)
-                elif event.kind == "counted":
-                    counted[worker] += event.value
-                    yield event.value
-                elif event.kind == "done":
-                    task, finished = doing.pop(worker), event.value
-                    if isinstance(task, Merge):
-                        shards.remove(task.shards)
-                    mergeable.add(finished.shard)
-                    accounts.worker_seconds += finished.seconds
-                    deaths, counted[worker] = 0, 0
-                    idle.append(worker)
-                elif event.kind == "failed":
-                    raise event.value
-                else:
-                    deaths += 1
-                    if deaths >= _DEATHS:
-                        raise NormlensError(
-                            f"workers must survive: {deaths} died one after the other ({event.value}; out of memory?); "
-                            "progress is kept, so run the same command again with fewer --workers or a smaller --batch-size"
-                        )
-                    idle = [other for other in idle if other != worker]
-                    lost = doing.pop(worker, None)
-                    if isinstance(lost, Merge):
-                        mergeable.update(lost.shards)
-                    elif lost is not None:
-                        saved = shards.longest(lost.shard)
-                        if saved is not None:
-                            mergeable.add(saved)
-                        left = tuple(chunk for chunk in lost.chunks if saved is None or chunk.start >= saved.stop)
-                        yield (0 if saved is None else saved.size) - counted[worker]
-                        again.extend([Count(left)] if left else [])
-                    accounts.retries += lost is not None
-                    counted[worker] = 0
-                    crew.start(worker)
+                moved = job.hear(event)
+                if moved or event.kind in ("ready", "lost"):
+                    yield job.step(moved)
     finally:
         crew.stop()
+        accounts.bytes_to_driver += crew.received
 
 
-def _spans(chunks: Iterable[Chunk], workers: int) -> Iterator[Count]:
-    """Neighbouring chunks to be counted together: few at first, more in a long run, so that nobody waits at the end."""
-    span, handed_out = list[Chunk](), 0
-    for chunk in chunks:
-        longest = min(max(1, handed_out // (4 * workers)), _LONGEST_SPAN)
-        if span and (len(span) >= longest or span[-1].stop != chunk.start):
-            handed_out += len(span)
-            yield Count(tuple(span))
-            span = []
-        span.append(chunk)
-    if span:
-        yield Count(tuple(span))
+class _Job:
+    """What a driver knows of a run: who does what, what is left, what is done."""
+
+    def __init__(self, crew: Crew, assignment: Assignment, done: Iterable[Shard], accounts: Accounts) -> None:
+        self._crew, self._accounts = crew, accounts
+        self._shards: ShardFolder = assignment.shards
+        self._done = set(done)
+        left = gaps(self._done, assignment.reader.survey.sequences)
+        self._territories = Territories(left, assignment.chunk)
+        self._idle = list[int]()
+        self._doing = dict[int, Task]()
+        self._merges: list[list[Shard]] | None = None  # to be given out; None: counting is not over
+        self._counted = collections.Counter[int]()  # by worker, in its territory
+        self._deaths = collections.Counter[str]()  # of a worker, or over a place of the corpus
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one shard holds everything."""
+        return self._merges == [] and not self._doing and len(self._done) <= 1
+
+    def step(self, counted: int) -> Step:
+        """What is shown of it."""
+        return Step(counted, len(self._idle) + len(self._doing), len(self._done))
+
+    def give_out(self) -> None:
+        """Give every idle worker something to do, as long as there is anything."""
+        for worker in list(self._idle):
+            if (task := self._next_task(worker)) is None:
+                continue
+            self._idle.remove(worker)
+            self._doing[worker] = task
+            self._crew.submit(worker, task)
+        if self._idle and not self._doing and self._merges == [] and len(self._done) > 1:
+            self._merges = None  # another level of the tree
+            self.give_out()
+
+    def _next_task(self, worker: int) -> Task | None:
+        if self._merges is None:
+            step = self._territories.next_step(worker)
+            if step is not None:
+                return Count(*step)
+            if self._territories.of(worker) is not None:
+                return Finish()
+            if self._doing or self._territories.is_left:
+                return None
+            self._merges = merge_round(self._done)
+        return Merge(tuple(self._merges.pop())) if self._merges else None
+
+    def hear(self, event: Event) -> int:
+        """Take note of what happened; returns how many sequences it added."""
+        worker = event.worker
+        match event.kind:
+            case "ready":
+                self._idle.append(worker)
+            case "counted":
+                self._counted[worker] += event.value
+                return int(event.value)
+            case "done":
+                self._note_done(worker, self._doing.pop(worker), event.value)
+            case "failed":
+                raise event.value
+            case "lost":
+                return self._note_lost(worker, event.value)
+        return 0
+
+    def _note_done(self, worker: int, task: Task, done: Done) -> None:
+        if isinstance(task, Count):
+            self._territories.note(worker, task.stop - task.start, done.clock)
+            self._deaths.pop(f"at {task.start}", None)
+        elif isinstance(task, Finish):
+            self._territories.leave(worker)
+            self._counted[worker] = 0
+            self._accounts.shards_written += 1
+        else:
+            self._done.difference_update(task.shards)
+            self._shards.remove(task.shards)
+        if done.shard is not None:
+            self._done.add(done.shard)
+        self._accounts.done = sorted(self._done)
+        self._accounts.worker_seconds += done.seconds
+        self._deaths.pop(f"worker {worker}", None)
+        self._idle.append(worker)
+
+    def _note_lost(self, worker: int, how: str) -> int:
+        task = self._doing.pop(worker, None)
+        self._idle = [other for other in self._idle if other != worker]
+        territory, saved = self._territories.of(worker), None
+        places = [f"worker {worker}"]
+        if territory is not None:
+            saved = self._shards.longest(Shard(territory.start, territory.at))
+            places.append(f"at {territory.start if saved is None else saved.stop}")
+            self._territories.lose(worker, saved)
+        if saved is not None:
+            self._done.add(saved)
+        if isinstance(task, Merge):
+            self._merges = [*(self._merges or []), list(task.shards)]
+        self._accounts.retries += task is not None
+        self._deaths.update(places)
+        if max(self._deaths[place] for place in places) >= _DEATHS:
+            raise NormlensError(
+                f"workers must survive: {_DEATHS} died one after the other ({how}; out of memory?); progress is kept, so "
+                "run the same command again with fewer --workers or a smaller --batch-size"
+            )
+        taken_back = (0 if saved is None else saved.size) - self._counted.pop(worker, 0)
+        self._crew.start(worker)
+        return taken_back
 
 
 @dataclass
@@ -157,6 +213,8 @@ class ProcessCrew:
     size: int
     lens: Lens
     assignment: Assignment
+    threads: int | None = None  # per worker; None: the processors are divided
+    received: int = 0
     _processes: dict[int, _Process] = field(default_factory=dict)
     _dead: list[int] = field(default_factory=list)
 
@@ -169,7 +227,7 @@ class ProcessCrew:
         theirs.close()
         self._processes[worker] = _Process(process, ours)
 
-    def submit(self, worker: int, task: Count | Merge) -> None:
+    def submit(self, worker: int, task: Task) -> None:
         """Give an idle worker something to do; if it is dead, the next `wait` says so."""
         self._send(worker, task)
 
@@ -199,9 +257,11 @@ class ProcessCrew:
         alive = one.process.is_alive() and worker not in self._dead  # asked first: what it said before it died counts
         try:
             while one.connection.poll():
-                kind, value = one.connection.recv()
+                message = one.connection.recv_bytes()
+                self.received += len(message)
+                kind, value = pickle.loads(message)
                 if kind == "hello":
-                    threads = max(1, (os.cpu_count() or 1) // self.size)
+                    threads = self.threads or max(1, (os.cpu_count() or 1) // self.size)
                     self._send(worker, (self.lens.model, self.lens.tokenizer, self.assignment, threads))
                 else:
                     events.append(Event(worker, kind, value))

@@ -13,10 +13,12 @@ import pandas as pd
 from normlens.corpus.accumulators.spearman_pairs import DiskSpearman
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
-from normlens.corpus.counting.worker import Chunk, Worker, WorkerSettings
+from normlens.corpus.counting.worker import Worker, WorkerSettings
+from normlens.corpus.reading.reader import Chunk
 from normlens.corpus.running.tables import category_unions
 from normlens.errors import InputError
 from normlens.measures import MIXING
+from normlens.remote import AnyPath
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -43,14 +45,17 @@ class PairsOnDisk(CorpusStatistics):
 
 
 def recompute_flagged(
-    correlations: pd.DataFrame, lens: Lens, settings: WorkerSettings, chunks: Iterable[Chunk], out: Path
+    correlations: pd.DataFrame, lens: Lens, settings: WorkerSettings, chunks: Iterable[Chunk], out: AnyPath
 ) -> pd.DataFrame:
-    """The table of correlations with every flagged rho replaced by the exact one; pairs are kept below `out` meanwhile."""
+    """The table of correlations with every flagged rho replaced by the exact one; pairs are kept below `out` meanwhile.
+
+    Where that is remote, they are kept in the temporary folder of this machine.
+    """
     flagged = correlations[correlations["flagged"].astype(bool)]
     if flagged.empty:
         return correlations
     plan = _plan_for(flagged, settings.plan)
-    with tempfile.TemporaryDirectory(dir=out, prefix="exact-") as folder:
+    with tempfile.TemporaryDirectory(dir=out if isinstance(out, Path) else None, prefix="exact-") as folder:
         pairs = PairsOnDisk(plan, Path(folder))
         worker = Worker(lens, dataclasses.replace(settings, plan=plan))
         for chunk in chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from normlens.errors import InputError
+from normlens.remote import AnyPath, RemotePath, path_of
 from normlens.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 TOKEN_ROWS = "tokens"  # a folder
 TABLES = ("statistics", "histograms", "correlations", "relative", "categories", "pair_sample", "token_sample")
-FORMAT = 2  # of the manifest
+FORMAT = 3  # of the manifest
 
 
 @dataclass(frozen=True)
 class CorpusResult:
     """A finished corpus run; its tables are plain pandas frames, and nothing here holds a model."""
 
-    folder: Path
+    folder: AnyPath
     manifest: Mapping[str, Any]
 
     def __repr__(self) -> str:
@@ -188,19 +190,19 @@ class CorpusResult:
         if file_digest(path) != self.manifest["files"][name]:
             raise InputError(f"a table must be as the run wrote it: {path} was changed or damaged; run it again")
         try:
-            return pd.read_parquet(path)
+            return pd.read_parquet(io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path)
         except (OSError, ValueError, ArrowException) as error:
             raise InputError(f"a table must be a Parquet file: {path} is not ({_first_line(error)})") from error
 
 
-def is_corpus(path: str | Path) -> bool:
+def is_corpus(path: str | AnyPath) -> bool:
     """Whether a folder holds a finished corpus run."""
-    return (Path(path) / MANIFEST).exists()
+    return (path_of(path) / MANIFEST).exists()
 
 
-def open_corpus(path: str | Path) -> CorpusResult:
+def open_corpus(path: str | AnyPath) -> CorpusResult:
     """The finished corpus run in a folder."""
-    folder = Path(path)
+    folder = path_of(path)
     if not is_corpus(folder):
         raise InputError(f"a corpus result is a folder with a {MANIFEST}: {folder} has none; has the run ended?")
     manifest = read_sealed_json(folder / MANIFEST, "the manifest of a corpus run")

@@ -1,4 +1,4 @@
-"""One corpus run: read, cut into chunks, have them counted into shards by an engine, merge the shards, write the results."""
+"""One corpus run: survey it, have it counted into shards by an engine, merge the shards, write the results."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from normlens.anatomy.examine import is_encoder_decoder
 from normlens.corpus.counting.plan import Plan
-from normlens.corpus.counting.worker import Chunk, WorkerSettings, chunks_of
-from normlens.corpus.reading.reader import Corpus, CorpusReader, ReadingLog
-from normlens.corpus.running.engines import engine_of
+from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
+from normlens.corpus.reading.corpus import Corpus
+from normlens.corpus.reading.reader import CorpusReader, ModelSide
+from normlens.corpus.reading.sequences import EMPTY
+from normlens.corpus.reading.survey import Parallel
+from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
-from normlens.corpus.running.result import FORMAT, MANIFEST, CorpusResult, open_corpus
+from normlens.corpus.running.result import FORMAT, MANIFEST, TOKEN_ROWS, CorpusResult, open_corpus
 from normlens.corpus.running.run_folder import RunFolder
 from normlens.corpus.running.shard_worker import Assignment, part_name, write_parquet
-from normlens.corpus.running.shards import Shard, ShardFolder, neighbours, to_merge
+from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
 from normlens.corpus.running.tables import tables_of
 from normlens.errors import InputError, NormlensError
 from normlens.files import only_user
 from normlens.provenance import versions
-from normlens.seals import content_digest, file_digest, write_sealed_json
+from normlens.remote import AnyPath
+from normlens.seals import file_digest, write_sealed_json
 from normlens.text.encoding import longest_input
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-_HASHED_WHOLE = 1 << 26  # bytes of a file that is hashed whole, though a limit may need less of it
-CHUNK_SIZE = 64  # sequences that are computed, retried and counted as a whole
+CHUNK_SIZE = 64  # sequences that are read, computed and counted as a whole
 _IN_PLAN_ONLY = ("precision", "per_token", "exact")  # fields of the plan that the manifest has elsewhere
+_LISTED = 20  # records that were not used, by place
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,18 @@ class Progress:
     seconds: float  # of this attempt
     fresh: int  # sequences of this attempt
     total: int | None
+    workers: int = 1  # at work
+    shards: int = 0  # done
+
+    @property
+    def rate(self) -> float:
+        """Sequences per second."""
+        return self.fresh / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this rate."""
+        return (self.total - self.sequences) / self.rate if self.total is not None and self.rate > 0 else None
 
 
 @dataclass(frozen=True)
@@ -54,9 +70,11 @@ class RunOptions:
     """How a run is made; none of it changes the numbers, except `whole_batches` in their last digits."""
 
     engine: str = "local"
-    workers: int | None = None  # processes (local) or actors (ray)
+    workers: int | str | None = None  # processes (local) or actors (ray); MIN:MAX where the cluster may grow
+    threads: int | None = None  # per worker
+    gpus: float = 0.0  # per worker
     address: str | None = None  # of a Ray cluster
-    batch_size: int = 8
+    batch_size: int | None = None  # None: what suits the device
     whole_batches: bool = False  # a batch goes through the model at once, for a GPU
     fresh: bool = False  # start again, dropping the run that the folder holds
     overwrite: bool = False  # with `fresh`: also where it cannot be told which files are that run's
@@ -64,17 +82,30 @@ class RunOptions:
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"a batch holds at least one sequence: batch_size is {self.batch_size}")
 
 
-def open_reader(lens: Lens, corpus: Corpus) -> CorpusReader:
+@contextmanager
+def started_engine(options: RunOptions) -> Iterator[Engine]:
+    """The engine that the options name, for as long as the block runs."""
+    resources = Resources.of(options.workers, options.threads, options.gpus)
+    engine = engine_of(options.engine, resources, options.address)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def open_reader(lens: Lens, corpus: Corpus, parallel: Parallel = map) -> CorpusReader:
     """A corpus as this model reads it: with its tokenizer, and cut at what it takes."""
-    return CorpusReader(corpus, lens.tokenizer, longest_input(lens.model, lens.tokenizer))
+    start = getattr(getattr(lens.model, "config", None), "decoder_start_token_id", None)
+    model = ModelSide(longest_input(lens.model, lens.tokenizer), is_encoder_decoder(lens.model), start)
+    return CorpusReader(corpus, lens.tokenizer, model, parallel)
 
 
 @contextmanager
-def claimed_folder(out: Path, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[RunFolder]:
+def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) -> Iterator[RunFolder]:
     """An output folder for one run alone, refused before anything is written where that would cost somebody a file."""
     folder = RunFolder(out)
     folder.check(inputs, overwrite=overwrite)
@@ -83,11 +114,19 @@ def claimed_folder(out: Path, inputs: Iterable[Path], *, overwrite: bool) -> Ite
 
 
 def run_corpus(
-    lens: Lens, reader: CorpusReader, plan: Plan, folder: RunFolder, options: RunOptions | None = None
+    lens: Lens,
+    reader: CorpusReader,
+    plan: Plan,
+    folder: RunFolder,
+    options: RunOptions | None = None,
+    engine: Engine | None = None,
 ) -> CorpusResult:
     """Run a corpus to its end, from where an earlier attempt stopped, and write the results to the folder."""
     options = options or RunOptions()
-    engine = engine_of(options.engine, options.workers, options.address)
+    if engine is None:
+        with started_engine(options) as started:
+            return run_corpus(lens, reader, plan, folder, options, started)
+    start, driver_start = time.monotonic(), time.process_time()
     settings = WorkerSettings(plan, options.batch_size, options.whole_batches)
     identity = _identity(lens, reader, settings)
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
@@ -97,88 +136,85 @@ def run_corpus(
         folder.end()
         return open_corpus(folder.out)
     seconds_before = folder.begin(fingerprint, identity)
-    shards = ShardFolder(folder.unfinished.resolve(), fingerprint)
-    assignment = Assignment(settings, shards, folder.token_rows.resolve(), options.save_every)
-    start, driver_start, log = time.monotonic(), time.process_time(), ReadingLog()
+    shards = ShardFolder(_absolute(folder.unfinished), fingerprint)
+    assignment = Assignment(
+        reader.portable(), settings, shards, _absolute(folder.token_rows), options.save_every, CHUNK_SIZE
+    )
 
-    done = _few(shards, plan)
+    total = reader.survey.sequences
+    done = shards.found(engine.parallel)
     before = sequences = sum(shard.size for shard in done)
-    chunks = chunks_of(reader.sequences(log), CHUNK_SIZE)
-    left = _not_done(chunks, done)
-    first = next(left, None)
-    if first is not None:
-        total = reader.corpus.estimate() if options.progress is not None else None
-        for counted in engine.run(lens, assignment, chain([first], left), done):
-            sequences += counted
-            if options.progress is not None and counted:
+    if gaps(done, total) or len(done) > FAN_IN:
+        for step in engine.run(lens, assignment, done):
+            sequences += step.counted
+            if options.progress is not None and step.counted:
                 seconds = time.monotonic() - start
-                options.progress(Progress(sequences, seconds, sequences - before, total))
-    for _ in chunks:  # what resuming skipped must have been read, so that what it did not use is in the log
-        pass
+                fresh = sequences - before
+                options.progress(Progress(sequences, seconds, fresh, total, step.workers, step.shards))
+        done = engine.accounts.done
     seconds = time.monotonic() - start
     folder.note_time(fingerprint, identity, seconds_before + seconds)
 
-    done = shards.found()
-    if len(list(neighbours(done))) > 1:
+    if gaps(done, total):
         raise NormlensError(
             f"all shards must be there at the end: {folder.unfinished} lacks some; run the command again"
         )
     statistics = shards.merged(done, plan)
+    read_by_driver = sum(map(shards.size, done)) if engine.workers > 1 or engine.name == "ray" else 0
     tables = tables_of(statistics, reader.vocabulary)
     if plan.exact:
-        again = chunks_of(reader.sequences(), CHUNK_SIZE)
+        again = reader.chunks(0, total, CHUNK_SIZE)
         tables["correlations"] = recompute_flagged(tables["correlations"], lens, settings, again, folder.unfinished)
     for name, table in tables.items():
         write_parquet(folder.out / f"{name}.parquet", table)
-    parts = [folder.token_rows / part_name(number) for number in range(_parts(sequences, plan))]
-    files = [*(folder.out / f"{name}.parquet" for name in tables), *parts]
+    files = {f"{name}.parquet": folder.out / f"{name}.parquet" for name in tables}
+    for part in map(part_name, range(-(-total // CHUNK_SIZE) if plan.per_token else 0)):
+        if (folder.token_rows / part).exists():  # where a chunk has no token, there is none
+            files[f"{TOKEN_ROWS}/{part}"] = folder.token_rows / part
+    log = reader.survey.log()
+    empty = [{"place": place, "reason": EMPTY} for place in statistics.empty_places]
+    device = next(lens.model.parameters()).device if not options.gpus else None
     write_sealed_json(folder.out / MANIFEST, {
         "format": FORMAT,
         "fingerprint": fingerprint,
         **identity,
         "counts": {
-            "sequences": statistics.sequences, "tokens": int(statistics.tokens.sum()), "unreadable": log.errors,
-            "unpaired": log.harmless, "listed": log.listed,
+            "sequences": statistics.sequences, "tokens": int(statistics.tokens.sum()),
+            "unreadable": log.errors + statistics.empty, "unpaired": log.harmless,
+            "listed": [*log.listed, *empty][:_LISTED],
         },
         "worst_proof": statistics.proof,
         "flagged": _flagged(tables["correlations"]),
+        "promise": _promise(options, "cuda" if device is None else device.type),
         "engine": {
-            "name": engine.name, "workers": engine.workers, "batch_size": options.batch_size,
+            "name": engine.name, "workers": engine.workers,
+            "batch_size": options.batch_size or (None if device is None else batch_size_for(device)),
             "driver_seconds": time.process_time() - driver_start, "worker_seconds": engine.accounts.worker_seconds,
-            "shards": len(done), "retries": engine.accounts.retries,
+            "bytes_to_driver": engine.accounts.bytes_to_driver + read_by_driver,
+            "shards": engine.accounts.shards_written, "retries": engine.accounts.retries,
         },
         "versions": versions(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": seconds_before + seconds,
-        "sequences_per_second": (statistics.sequences - before) / seconds,
-        "files": {path.relative_to(folder.out).as_posix(): file_digest(path) for path in files},
+        "sequences_per_second": (total - before) / seconds,
+        "files": dict(zip(files, engine.parallel(file_digest, files.values()), strict=True)),
     })  # fmt: skip
     folder.end()
     return open_corpus(folder.out)
 
 
-def _few(shards: ShardFolder, plan: Plan) -> list[Shard]:
-    """What earlier attempts have done, in a handful of shards."""
-    done = shards.found()
-    while together := to_merge(done):
-        merged = shards.merge(together, plan)
-        shards.remove(together)
-        done = sorted({*done, merged} - set(together))
-    return done
+def _absolute(path: AnyPath) -> AnyPath:
+    return path.resolve() if isinstance(path, Path) else path
 
 
-def _not_done(chunks: Iterable[Chunk], done: Iterable[Shard]) -> Iterator[Chunk]:
-    held = sorted(done)
-    for chunk in chunks:
-        while held and held[0].stop <= chunk.start:
-            held.pop(0)
-        if not held or chunk.start < held[0].start:
-            yield chunk
-
-
-def _parts(sequences: int, plan: Plan) -> int:
-    """How many files of rows per token there are."""
-    return -(-sequences // CHUNK_SIZE) if plan.per_token else 0
+def _promise(options: RunOptions, device: str) -> str:
+    """What may change when the same corpus is counted again in another way."""
+    if device == "cpu" and not options.whole_batches:
+        return "counts are equal and sums agree to 1e-9 for any engine, workers, pieces, restarts and batch size"
+    return (
+        "every sequence is counted once, for any engine, workers, pieces and restarts; with whole batches, or on a GPU, a "
+        "number may differ in its last digits by device and batch, and so change the bin that it is counted in"
+    )
 
 
 def _identity(lens: Lens, reader: CorpusReader, settings: WorkerSettings) -> dict[str, Any]:
@@ -189,7 +225,7 @@ def _identity(lens: Lens, reader: CorpusReader, settings: WorkerSettings) -> dic
         name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in plan.covariates.items()
     }
     return {
-        "inputs": _inputs(reader),
+        "inputs": reader.survey.identity(),
         "model": lens.identity,
         "corpus": {
             "pairs": corpus.pairs,
@@ -211,24 +247,6 @@ def _identity(lens: Lens, reader: CorpusReader, settings: WorkerSettings) -> dic
         "together": settings.whole_batches,
         "unit": CHUNK_SIZE,
     }
-
-
-def _inputs(reader: CorpusReader) -> list[dict[str, str]]:
-    """The content of all that is read: whole files, or of large ones with a limit no more than the sequences up to it."""
-    corpus = reader.corpus
-    if corpus.limit is None or all(_is_small(source) for source in corpus.sources):
-        return [{"path": str(source), "sha256": content_digest(source)} for source in corpus.sources]
-    digest, log = hashlib.sha256(), ReadingLog()
-    for sequence in reader.sequences(log):
-        digest.update(f"{sequence.place}\0{sequence.length}\0".encode(errors="surrogateescape"))
-        for array in (sequence.ids, sequence.segments, sequence.category):
-            digest.update(b"" if array is None else array.tobytes())
-    digest.update(f"{log}".encode(errors="surrogateescape"))
-    return [{"path": str(source), "sequences_sha256": digest.hexdigest()} for source in corpus.sources]
-
-
-def _is_small(source: Path) -> bool:
-    return source.is_file() and source.stat().st_size <= _HASHED_WHOLE
 
 
 def _flagged(correlations: pd.DataFrame) -> list[dict[str, Any]]:

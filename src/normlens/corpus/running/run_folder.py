@@ -23,6 +23,7 @@ from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS,
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError
 from normlens.files import is_draft, remove_drafts, writable_folder
+from normlens.remote import AnyPath, RemotePath
 from normlens.seals import read_json, read_sealed_json, write_sealed_json
 
 _RECORD = "run.json"
@@ -34,20 +35,20 @@ _START_AGAIN = "choose another --out, or start again with --fresh"
 class RunFolder:
     """One output folder."""
 
-    out: Path
+    out: AnyPath
 
     @property
-    def unfinished(self) -> Path:
+    def unfinished(self) -> AnyPath:
         """Where a run works until it ends."""
         return self.out / "unfinished"
 
     @property
-    def token_rows(self) -> Path:
+    def token_rows(self) -> AnyPath:
         """Where rows per token go."""
         return self.out / TOKEN_ROWS
 
     @property
-    def _outputs(self) -> list[Path]:
+    def _outputs(self) -> list[AnyPath]:
         return [
             *(self.out / f"{name}.parquet" for name in TABLES),
             self.out / MANIFEST,
@@ -57,23 +58,21 @@ class RunFolder:
 
     # ---- before anything is written ------------------------------------------------------------------------------
 
-    def check(self, inputs: Iterable[Path], *, overwrite: bool) -> None:
+    def check(self, inputs: Iterable[AnyPath], *, overwrite: bool) -> None:
         """Refuse a folder that cannot be written, or where writing would cost somebody a file."""
         self._refuse_inputs(inputs)
         if not overwrite:
             self._refuse_strangers()
         writable_folder(self.out)
 
-    def _refuse_inputs(self, inputs: Iterable[Path]) -> None:
+    def _refuse_inputs(self, inputs: Iterable[AnyPath]) -> None:
         """No output may be a file that is read, nor lie in a folder that is read."""
-        out = self.out.resolve()
         for read in inputs:
-            real = read.resolve()
-            if read.is_dir() and out.is_relative_to(real):
+            if _lies_in(self.out, read) and read.is_dir():
                 raise InputError(
                     f"the output folder must not lie in an input: {self.out} is in {read}; choose another --out"
                 )
-            if any(real.is_relative_to(output.resolve()) for output in self._outputs):
+            if any(_lies_in(read, output) for output in self._outputs):
                 raise InputError(f"an output must not be an input: {read} would be overwritten; choose another --out")
 
     def _refuse_strangers(self) -> None:
@@ -81,7 +80,7 @@ class RunFolder:
         if self._has_manifest or self._has_record:
             return
         for output in self._outputs:
-            if (output.exists() or output.is_symlink()) and not _is_leftover(output):
+            if (output.exists() or _is_link(output)) and not _is_leftover(output):
                 raise InputError(
                     f"an output must not overwrite what exists: {output} does, and is not of a run that this folder "
                     "holds; choose another --out, or pass --overwrite to replace it"
@@ -169,19 +168,19 @@ class RunFolder:
 
     def end(self, *, keep_sources: bool = False) -> None:
         """Remove what an unfinished run needed; its record goes last, so that what is left stays ours to the end."""
-        if not self.unfinished.is_dir() or self.unfinished.is_symlink():
+        if not self.unfinished.is_dir() or _is_link(self.unfinished):
             return
         remove_drafts(self.unfinished)
         for path in self.unfinished.iterdir():
             if Shard.of(path.name) is not None or (is_kept_source(path) and not keep_sources):
                 path.unlink(missing_ok=True)
-            elif re.fullmatch(r"exact-\w+", path.name) and path.is_dir():
+            elif isinstance(path, Path) and re.fullmatch(r"exact-\w+", path.name) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
         (self.unfinished / _RECORD).unlink(missing_ok=True)
         _remove_if_empty(self.unfinished)
 
     def _remove_parts(self, names: Iterable[str]) -> None:
-        if self.token_rows.is_symlink():
+        if _is_link(self.token_rows):
             return
         for name in names:
             if _PART.fullmatch(name):
@@ -189,13 +188,24 @@ class RunFolder:
         _remove_if_empty(self.token_rows)
 
 
-def _is_leftover(folder: Path) -> bool:
+def _lies_in(path: AnyPath, folder: AnyPath) -> bool:
+    """Whether a path is another one, or something in it."""
+    if isinstance(path, RemotePath) or isinstance(folder, RemotePath):
+        return isinstance(path, RemotePath) and isinstance(folder, RemotePath) and path.is_below(folder)
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_link(path: AnyPath) -> bool:
+    return isinstance(path, Path) and path.is_symlink()
+
+
+def _is_leftover(folder: AnyPath) -> bool:
     """Whether a folder holds nothing but what a run leaves that was killed before it had written its record."""
-    if not folder.is_dir() or folder.is_symlink():
+    if not folder.is_dir() or _is_link(folder):
         return False
     return all(is_draft(path) or is_kept_source(path) for path in folder.iterdir())
 
 
-def _remove_if_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
+def _remove_if_empty(folder: AnyPath) -> None:
+    if isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir()):  # an object store has no empty ones
         folder.rmdir()

@@ -1,23 +1,23 @@
-"""What a worker does, in whatever process: count chunks into a shard that grows, and merge shards that are done."""
+"""What a worker does, in whatever process: read sequences, count them into a shard that grows, and merge shards."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from normlens.corpus.counting.counter import Rows
 from normlens.corpus.counting.statistics import CorpusStatistics
-from normlens.corpus.counting.worker import Chunk, Worker, WorkerSettings
-from normlens.corpus.reading.reader import vocabulary_of
+from normlens.corpus.counting.worker import Worker, WorkerSettings
+from normlens.corpus.reading.reader import Chunk, CorpusReader
+from normlens.corpus.running.prefetch import prefetched
 from normlens.corpus.running.shards import Shard, ShardFolder
 from normlens.corpus.running.tables import with_names
 from normlens.files import whole_file
+from normlens.remote import AnyPath
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -27,22 +27,25 @@ if TYPE_CHECKING:
 class Assignment:
     """What every worker of a run is told once; it travels to other processes."""
 
+    reader: CorpusReader
     settings: WorkerSettings
     shards: ShardFolder
-    token_rows: Path  # a folder
+    token_rows: AnyPath  # a folder
     save_every: float  # seconds
+    chunk: int  # sequences that are read and counted at once
 
 
 @dataclass(frozen=True)
 class Count:
-    """Count consecutive chunks into one shard."""
+    """Count these sequences into the shard at hand, or into a new one where they are no neighbours of it."""
 
-    chunks: tuple[Chunk, ...]
+    start: int
+    stop: int
 
-    @property
-    def shard(self) -> Shard:
-        """What will be done."""
-        return Shard(self.chunks[0].start, self.chunks[-1].stop)
+
+@dataclass(frozen=True)
+class Finish:
+    """Write the shard at hand; what comes next begins a new one."""
 
 
 @dataclass(frozen=True)
@@ -52,48 +55,65 @@ class Merge:
     shards: tuple[Shard, ...]
 
 
+Task = Count | Finish | Merge
+
+
 @dataclass(frozen=True)
 class Done:
-    """A task's shard is written."""
+    """A task is done; after `Finish` and `Merge` its shard is written."""
 
-    shard: Shard
+    shard: Shard | None
     seconds: float  # of processor time
+    clock: float  # seconds that passed
 
 
 class ShardWorker:
     """A model, and a shard that grows."""
 
     def __init__(self, lens: Lens, assignment: Assignment) -> None:
-        self._lens, self._assignment = lens, assignment
+        self._assignment, self._reader = assignment, assignment.reader
         self._worker = Worker(lens, assignment.settings)
+        # A second thread reads ahead only where a GPU does the work: on a CPU it would take its time from the model.
+        self._ahead = 0 if self._worker.device.type == "cpu" else 2
         self._statistics: CorpusStatistics | None = None
         self._counted: Shard | None = None  # what the statistics hold
         self._saved: Shard | None = None  # what of it is in the folder
         self._saved_at = time.monotonic()
+        self._chunks: Generator[Chunk, None, None] = prefetched(iter(()), 0)  # what is read
+        self._at = -1  # the number of its next sequence
 
-    @cached_property
-    def _vocabulary(self) -> list[str]:
-        return vocabulary_of(self._lens.tokenizer)
-
-    def do(self, task: Count | Merge, report: Callable[[int], None]) -> Done:
+    def do(self, task: Task, report: Callable[[int], None]) -> Done:
         """Do a task to its end; `report` hears how many sequences were counted."""
-        start = time.process_time()
+        start, clock = time.process_time(), time.monotonic()
+        shard: Shard | None = None
         if isinstance(task, Merge):
             shard = self._assignment.shards.merge(task.shards, self._assignment.settings.plan)
-        else:
-            for chunk in task.chunks:
-                self.count(chunk)
-                report(len(chunk.sequences))
+        elif isinstance(task, Finish):
             shard = self.finish()
-        return Done(shard, time.process_time() - start)
+        else:
+            for counted in self.count(task.start, task.stop):
+                report(counted)
+        return Done(shard, time.process_time() - start, time.monotonic() - clock)
 
-    def count(self, chunk: Chunk) -> None:
-        """Count a chunk into the shard at hand, or into a new one where it is no neighbour; save it when it is time."""
+    def count(self, start: int, stop: int) -> Iterator[int]:
+        """Count sequences; yields how many were, chunk by chunk."""
+        if self._at != start:
+            self._chunks.close()
+            everything = self._reader.chunks(start, self._reader.survey.sequences, self._assignment.chunk)
+            self._chunks, self._at = prefetched(everything, self._ahead), start
+        while self._at < stop:
+            chunk = next(self._chunks)
+            self._at = chunk.stop
+            self._count(chunk)
+            yield chunk.stop - chunk.start
+
+    def _count(self, chunk: Chunk) -> None:
         if self._statistics is None or self._counted is None or self._counted.stop != chunk.start:
             if self._statistics is not None:
                 self.finish()
             self._statistics, self._counted = CorpusStatistics(self._assignment.settings.plan), None
         rows = self._worker.count(self._statistics, chunk.sequences)
+        self._statistics.note_empty(len(chunk.empty), [record.place for record in chunk.empty])
         if rows is not None:
             self._write_rows(chunk, rows)
         self._counted = Shard(chunk.start if self._counted is None else self._counted.start, chunk.stop)
@@ -116,8 +136,8 @@ class ShardWorker:
         return self._counted
 
     def _write_rows(self, chunk: Chunk, rows: Rows) -> None:
-        frame = with_names(pd.DataFrame(rows), self._assignment.settings.plan.categories, self._vocabulary)
-        write_parquet(self._assignment.token_rows / part_name(chunk.index), frame)
+        frame = with_names(pd.DataFrame(rows), self._assignment.settings.plan.categories, self._reader.vocabulary)
+        write_parquet(self._assignment.token_rows / part_name(chunk.start // self._assignment.chunk), frame)
 
 
 def part_name(chunk: int) -> str:
@@ -125,7 +145,7 @@ def part_name(chunk: int) -> str:
     return f"part-{chunk:08d}.parquet"
 
 
-def write_parquet(path: Path, table: pd.DataFrame) -> None:
+def write_parquet(path: AnyPath, table: pd.DataFrame) -> None:
     """A Parquet file that depends on its content alone."""
     with whole_file(path) as stream:
         table.to_parquet(stream, index=False, engine="pyarrow")

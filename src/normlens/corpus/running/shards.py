@@ -14,16 +14,17 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
+from normlens.corpus.reading.survey import Parallel
 from normlens.errors import InputError
 from normlens.files import write_bytes
+from normlens.remote import AnyPath, size_of
 
-#: So many neighbouring shards are made one: a run leaves a handful of files, however long it takes.
+#: So many neighbouring shards are made one at once.
 FAN_IN = 8
 
 _NAME = re.compile(r"(\d{12})-(\d{12})\.shard")
@@ -65,13 +66,13 @@ class Shard:
 class ShardFolder:
     """The shards of one run; `fingerprint` says which run."""
 
-    folder: Path
+    folder: AnyPath
     fingerprint: str
 
     def write(self, shard: Shard, statistics: CorpusStatistics) -> int:
         """Write a shard whole; returns its size in bytes."""
-        if statistics.sequences != shard.size:
-            raise InputError(f"a shard holds what its name says: {shard.name} would hold {statistics.sequences}")
+        if statistics.size != shard.size:
+            raise InputError(f"a shard holds what its name says: {shard.name} would hold {statistics.size}")
         payload = pack({"fingerprint": _bytes(self.fingerprint), **_prefixed(statistics.state())})
         write_bytes(self.folder / shard.name, _MAGIC + hashlib.sha256(payload).digest() + payload)
         return len(payload)
@@ -88,8 +89,9 @@ class ShardFolder:
             if arrays["fingerprint"].tobytes() != self.fingerprint.encode():
                 raise ValueError("it belongs to another run")
             state = {name.removeprefix("tally/"): array for name, array in arrays.items() if name.startswith("tally/")}
-            if int(state["sequences"]) != shard.size:
-                raise ValueError(f"it holds {int(state['sequences'])} sequences, not those of its name")
+            held = int(state["sequences"]) + int(state["empty"])
+            if held != shard.size:
+                raise ValueError(f"it holds {held} sequences, not those of its name")
         except (OSError, ValueError, KeyError, TypeError, MemoryError, zipfile.BadZipFile) as error:
             raise InputError(f"a shard must be whole: {path} is not ({error or type(error).__name__})") from error
         return state
@@ -107,11 +109,15 @@ class ShardFolder:
         self.write(whole, self.merged(shards, plan))
         return whole
 
-    def found(self) -> list[Shard]:
-        """What is done, in the order of the corpus; files that do not count are removed."""
-        done: list[Shard] = []
-        for shard in self._named():
-            if (done and shard.start < done[-1].stop) or not self._is_whole(shard):
+    def size(self, shard: Shard) -> int:
+        """Bytes of a shard's file."""
+        return size_of(self.folder / shard.name)
+
+    def found(self, parallel: Parallel = map) -> list[Shard]:
+        """What is done, in the order of the corpus; files that do not count are removed. `parallel` looks at them."""
+        done, named = list[Shard](), self._named()
+        for shard, whole in zip(named, list(parallel(self._is_whole, named)), strict=True):
+            if (done and shard.start < done[-1].stop) or not whole:
                 self.remove([shard])
             else:
                 done.append(shard)
@@ -154,10 +160,20 @@ def neighbours(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
         yield run
 
 
-def to_merge(shards: Iterable[Shard]) -> list[Shard]:
-    """`FAN_IN` neighbours that are best made one, those with the fewest sequences; nothing where there are none."""
-    windows = [run[at : at + FAN_IN] for run in neighbours(shards) for at in range(len(run) - FAN_IN + 1)]
-    return min(windows, key=lambda window: (Shard.spanning(window).size, window[0]), default=[])
+def gaps(shards: Iterable[Shard], total: int) -> list[Shard]:
+    """What of a corpus of `total` sequences no shard holds."""
+    found, at = list[Shard](), 0
+    for shard in sorted(shards):
+        if at < shard.start:
+            found.append(Shard(at, shard.start))
+        at = shard.stop
+    return [*found, Shard(at, total)] if at < total else found
+
+
+def merge_round(shards: Iterable[Shard]) -> list[list[Shard]]:
+    """One level of the tree in which shards without a gap become one: groups of at most `FAN_IN` neighbours."""
+    runs = [run[at : at + FAN_IN] for run in neighbours(shards) for at in range(0, len(run), FAN_IN)]
+    return [run for run in runs if len(run) > 1]
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:

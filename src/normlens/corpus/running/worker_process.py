@@ -13,8 +13,7 @@ from typing import Any
 
 def serve(connection: Any) -> None:
     """Ask for a model, then do tasks until there are no more; the driver's death ends the process at once."""
-    threading.Thread(target=_die_with_the_driver, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interruption means
+    watch_driver()
     try:
         connection.send(("hello", None))
         model, tokenizer, assignment, threads = connection.recv()
@@ -31,6 +30,12 @@ def serve(connection: Any) -> None:
                 connection.send(("failed", _portable(error)))
     except (EOFError, OSError):  # the driver has hung up
         return
+
+
+def watch_driver() -> None:
+    """From now on this process ends when its driver does, and leaves interruptions to it."""
+    threading.Thread(target=_die_with_the_driver, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interruption means
 
 
 def _worker(model: Any, tokenizer: Any, assignment: Any, threads: int) -> Any:

@@ -1,0 +1,82 @@
+"""A corpus as plain data: what is read, and how it becomes sequences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from normlens.corpus.reading.records import (
+    LARGEST_RECORD,
+    WHOLE,
+    Columns,
+    Record,
+    Span,
+    Tally,
+    UnusedRecord,
+    format_of,
+    read,
+)
+from normlens.corpus.reading.token_attributes import CategoryRule
+from normlens.errors import InputError
+from normlens.remote import AnyPath
+
+OnError = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is read, and how it becomes sequences."""
+
+    sources: tuple[AnyPath, ...]
+    pairs: bool = False  # two consecutive paragraphs: [CLS] a [SEP] b [SEP]
+    max_length: int | None = None  # tokens; None: `PAPER_LENGTH`, or the model's limit where that is less
+    mask: float = 0.0  # share of the tokens, other than special ones, that become [MASK]
+    seed: int = 0
+    limit: int | None = None  # at most so many sequences
+    skip: str | None = None  # texts that match this regular expression are not part of the corpus
+    format: str | None = None  # where the names of the sources do not tell
+    columns: Columns = field(default_factory=Columns)
+    on_error: OnError = "stop"
+    largest_record: int = LARGEST_RECORD  # bytes; a longer one counts as unreadable
+    categories: Mapping[str, CategoryRule] | None = None  # None: comma and period, as in the papers
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise InputError("a corpus needs at least one source: none was given; name a file")
+        for source in self.sources:
+            if not source.exists():
+                raise InputError(f"a source must exist: there is no {str(source)!r}; check the path")
+        if self.on_error not in ("stop", "skip"):
+            raise InputError(f"on_error must be stop or skip: got {self.on_error!r}")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"a limit must be at least 1: got {self.limit}")
+        if self.largest_record < 1:
+            raise InputError(f"the largest record must have at least one byte: got {self.largest_record}")
+        if self.columns.target is not None and (self.pairs or self.mask or self.columns.pair or self.columns.tags):
+            raise InputError(
+                "a target belongs to an encoder-decoder model, which reads one text and masks none: drop --pairs, --mask, "
+                "--pair-column and --tag-column, or --target-column"
+            )
+        try:
+            re.compile(self.skip or "")
+        except re.error as error:
+            raise InputError(
+                f"skip must be a regular expression: {self.skip!r} is not ({error}); escape special characters"
+            ) from error
+
+    def records(self, source: int, span: Span = WHOLE, tally: Tally | None = None) -> Iterator[Record | UnusedRecord]:
+        """The records of a source, or of a span of it, that are part of the corpus."""
+        skip = re.compile(self.skip) if self.skip else None
+        for record in read(self.sources[source], self.columns, self.format, self.largest_record, span, tally):
+            if skip is None or isinstance(record, UnusedRecord) or not skip.search(record.text):
+                yield record
+
+    def kind(self, source: int) -> str:
+        """The format of a source."""
+        return format_of(self.sources[source], self.format)
+
+    def records_per_sequence(self, source: int) -> int:
+        """Two where neighbours are joined; texts with a partner of their own and ready tokens stay as they are."""
+        return 2 if self.pairs and self.columns.pair is None and self.kind(source) != "pickle" else 1
