@@ -22,12 +22,12 @@ import transformers
 from normlens.corpus.counting.batches import Batch
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
-from normlens.corpus.counting.worker import Worker, WorkerSettings, chunks_of
+from normlens.corpus.counting.worker import Worker, WorkerSettings
 from normlens.corpus.reading.sequences import TokenSequence
 from normlens.corpus.running.shards import Shard, ShardFolder
 from normlens.lens import Lens
 
-TARGET = 0.65
+TARGET = 0.68
 CATEGORIES = ("cls", "sep", "mask", "special", "comma_period", "other")
 
 
@@ -82,8 +82,9 @@ def peak(count: int) -> float:
 def _peak(count: int) -> None:
     worker = Worker(bert(layers=2, width=64, heads=2), WorkerSettings(Plan.of(CATEGORIES)))
     total = CorpusStatistics(worker.plan)
-    for chunk in chunks_of(sequences(count, 64), 64):
-        worker.count(total, chunk.sequences)
+    made = sequences(count, 64)
+    for start in range(0, count, 64):
+        worker.count(total, made[start : start + 64])
     with tempfile.TemporaryDirectory() as folder:
         ShardFolder(Path(folder), "").write(Shard(0, count), total)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
