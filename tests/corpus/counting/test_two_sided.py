@@ -13,7 +13,7 @@ from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.records import Columns
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
-from normlens.measures import MAPS
+from normlens.measures import BLOCK_MAPS
 
 from ...alignment.models_for_tests import SENTENCES, lens
 from ...reference.corpus_statistics import slow_two_sided
@@ -39,7 +39,7 @@ def test_numbers_agree_with_slow_loops(source: Path, tmp_path: Path, family: str
     items = list(reader.sequences())
     assert len(items) == found.manifest["counts"]["sequences"] == 2 * len(SENTENCES)
     assert set(found.statistics["site"]) == {"encoder", "decoder", "cross"}
-    slow = slow_two_sided(model, items, MAPS)
+    slow = slow_two_sided(model, items, BLOCK_MAPS)
     keys = ["site", "quantity", "layer", "head", "category", "over"]
     table = found.statistics.pivot(index=keys, columns="statistic", values="value").sort_index()
     checks = {"count": len, "mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
