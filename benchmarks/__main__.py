@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import corpus, explain, speed
+from benchmarks import corpus, engines, explain, speed
 from normlens.plots import save_figure
 from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
@@ -79,8 +79,20 @@ def rows(rounds: int, long: bool) -> list[Row]:
     found += explained_rows(max(3, rounds // 5), long)
     clock = corpus.throughput(rounds)["clock"]
     found.append(Row("corpus, BERT-base 8 x 128", "throughput over the plain forward pass", clock, corpus.TARGET, True))
+    found += engine_rows()
     flat = corpus.peak(2000) / corpus.peak(100)
     found.append(Row("corpus, 2,000 over 100 sequences", "growth of peak memory", flat, 1.05))
+    return found
+
+
+def engine_rows() -> list[Row]:
+    """What a driver has to do while others count."""
+    found: list[Row] = []
+    for engine in ("pool", "ray"):
+        cost, case = engines.costs(engine), f"corpus, {engine} of 2, 600 and 1,200 sequences"
+        share = 100 * engines.DRIVER_SHARE
+        found.append(Row(case, "driver time beyond a fixed start, % of the workers'", 100 * cost.driver_share, share))
+        found.append(Row(case, "bytes to the driver, 1,200 over 600", cost.more_bytes, engines.MORE_BYTES))
     return found
 
 

@@ -1,8 +1,11 @@
-"""One corpus through every engine, undisturbed and killed in mid-run: the largest difference between the answers.
+"""One corpus through every engine: what differs, and what a driver has to do.
 
     python -m benchmarks.engines CORPUS --model MODEL --limit 192
+    python -m benchmarks.engines --accounts pool
 
-The first run is the yardstick. Counts must be equal; of everything else the largest relative difference is printed.
+The first compares answers, undisturbed and killed in mid-run, with those of one process: counts must be equal; of
+everything else the largest relative difference is printed. The second takes the accounts of runs over 600 and 1,200
+sequences: what the driver did and received must not grow with the corpus. Processor time is compared, not the clock.
 """
 
 from __future__ import annotations
@@ -14,12 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
+
+#: The driver's processor time may grow by this share of the workers', and the bytes that it receives by this factor.
+DRIVER_SHARE, MORE_BYTES = 0.002, 1.2
+SIZES = (600, 1200)
 
 #: What each run does differently, and whether it is killed after its first shard and started again.
 RUNS: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -69,13 +77,57 @@ def difference(first: Path, second: Path) -> tuple[bool, float]:
     return equal, worst
 
 
+@dataclass(frozen=True)
+class Costs:
+    """The accounts of two runs, the second over twice as many sequences."""
+
+    small: dict[str, float]
+    large: dict[str, float]
+
+    @property
+    def driver_share(self) -> float:
+        """How much processor time of the driver goes with a second of the workers', beyond a fixed start."""
+        more = {name: self.large[name] - self.small[name] for name in ("driver_seconds", "worker_seconds")}
+        return more["driver_seconds"] / more["worker_seconds"]
+
+    @property
+    def more_bytes(self) -> float:
+        """How much more the driver receives of twice as many sequences."""
+        return self.large["bytes_to_driver"] / self.small["bytes_to_driver"]
+
+
+def costs(engine: str, sizes: tuple[int, int] = SIZES, workers: int = 2) -> Costs:
+    """Count made-up texts of full length with the embedded model; `engine` is `pool` or `ray`."""
+    import normlens
+
+    lens = normlens.load()
+    rng = np.random.default_rng(0)
+    words = [word for word in lens.tokenizer.get_vocab() if word.isalpha() and word.isascii()]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            source = Path(folder) / f"{size}.txt"
+            source.write_text("\n".join(" ".join(rng.choice(words, size=126)) for _ in range(size)))
+            name = "ray" if engine == "ray" else "local"
+            result = lens.corpus(source, Path(folder) / str(size), engine=name, workers=workers, threads=1)
+            found.append(result.manifest["engine"])
+    return Costs(*found)
+
+
 def main() -> None:
     """Run them all and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus")
-    parser.add_argument("--model", required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", nargs="?")
+    parser.add_argument("--model")
     parser.add_argument("--limit", default="192")
+    parser.add_argument("--accounts", choices=["pool", "ray"])
+    parser.add_argument("--sizes", type=int, nargs=2, default=SIZES)
     arguments = parser.parse_args()
+    if arguments.accounts:
+        _print_costs(arguments.accounts, costs(arguments.accounts, tuple(arguments.sizes)))
+        return
+    if not arguments.corpus or not arguments.model:
+        parser.error("name a corpus and a --model, or --accounts")
     table = Table("run", "killed", "counts equal", "largest relative difference", "sequences/s")
     with tempfile.TemporaryDirectory() as folder:
         first: Path | None = None
@@ -92,6 +144,17 @@ def main() -> None:
             table.add_row(name, "yes" if killed else "", "yes" if equal else "NO", f"{worst:.1e}", f"{speed:.1f}")
             Console().print(f"{name}: done")
     Console().print(table)
+
+
+def _print_costs(engine: str, found: Costs) -> None:
+    table = Table("account", *(f"run {number}" for number in (1, 2)), title=engine)
+    for name in found.small:
+        table.add_row(name, *(str(account[name]) for account in (found.small, found.large)))
+    Console().print(table)
+    Console().print(
+        f"driver seconds per worker second beyond a fixed start: {found.driver_share:.5f} (at most {DRIVER_SHARE}); "
+        f"bytes to the driver: {found.more_bytes:.3f} times (at most {MORE_BYTES})"
+    )
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ from .moments import Outcome, largest_difference
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("NORMLENS_TEST_DATA", ROOT / ".." / "shared" / "data"))
 _STORE = 80 << 20  # bytes, per node
+_SURROUNDINGS = {
+    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    "OMP_NUM_THREADS": "1",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the loopback interface only
+}
 
 #: One run in a process of its own: a small BERT that reads real words, its weights random and always the same.
 _DRIVER = """
@@ -128,7 +133,7 @@ class Cluster:
 
 
 def start(source: Path, out: Path, **options: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **_SURROUNDINGS}
     command = [sys.executable, "-c", _DRIVER, str(source), str(out), json.dumps(options)]
     return subprocess.Popen(command, env=environment, cwd=ROOT)
 
@@ -140,8 +145,7 @@ def disturbed(folder: Path, pairs: int, say: Callable[[str], None] = print) -> O
     begin = time.monotonic()
     assert start(source, right).wait() == 0
     say(f"one process: {pairs} pairs in {time.monotonic() - begin:.0f} s")
-    environment = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-    os.environ["PYTHONPATH"] = environment  # of the nodes' workers
+    os.environ.update(_SURROUNDINGS)  # the nodes' workers have them too
     with Cluster() as cluster:
         options = {"engine": "ray", "workers": "1:3", "address": cluster.address}
         driver = start(source, out, **options)

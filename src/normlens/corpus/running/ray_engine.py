@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections import deque
@@ -90,7 +91,7 @@ class RayEngine:
                 )
 
     def _connected(self, model: nn.Module | None = None) -> Any:
-        ray = _import_ray()
+        ray = _import_ray(for_itself=self._address is None)
         if ray.is_initialized():
             return ray
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -101,7 +102,6 @@ class RayEngine:
                     address="local",
                     include_dashboard=False,
                     object_store_memory=max(2 * weights, _LEAST_STORE),
-                    _node_ip_address="127.0.0.1",  # nobody else's business
                     **options,
                 )
             else:
@@ -230,7 +230,10 @@ def _parameter_of(stored: tuple[np.ndarray, torch.dtype, tuple[int, ...]]) -> nn
         return nn.Parameter(torch.from_numpy(content).view(dtype).reshape(shape), requires_grad=False)
 
 
-def _import_ray() -> Any:
+def _import_ray(*, for_itself: bool) -> Any:
+    if for_itself:
+        # By this name Ray calls its choice of the loopback interface: nobody else should reach a cluster of one machine.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:
