@@ -46,7 +46,11 @@ class Corpus:
         if not self.sources:
             raise InputError("a corpus needs at least one source: none was given; name a file")
         for source in self.sources:
-            if not source.exists():
+            try:
+                there = source.exists()
+            except OSError as error:
+                raise InputError(f"a source must be readable: {source} is not ({error}); check the address") from error
+            if not there:
                 raise InputError(f"a source must exist: there is no {str(source)!r}; check the path")
         if self.on_error not in ("stop", "skip"):
             raise InputError(f"on_error must be stop or skip: got {self.on_error!r}")

@@ -218,6 +218,15 @@ class _Part:
                     except UnicodeDecodeError as error:
                         yield number, UnusedRecord(self.place(number), f"not UTF-8 at byte {error.start} of the line")
         except _STREAM_ERRORS as error:
+            if (
+                isinstance(self.path, RemotePath)
+                and isinstance(error, OSError)
+                and not isinstance(error, gzip.BadGzipFile)
+            ):
+                # What the network lost is not what the file lacks: it must not pass for a bad record.
+                raise InputError(
+                    f"a remote source must be readable to its end: {self.path} is not ({error}); run the command again"
+                ) from error
             reason = f"the file breaks off ({error or type(error).__name__})"
             yield number + 1, UnusedRecord(self.place(number + 1), reason)
 

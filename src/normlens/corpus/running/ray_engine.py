@@ -18,7 +18,7 @@ from normlens.corpus.running.crews import Accounts, Event, Step, work_through
 from normlens.corpus.running.engines import WORTH_STARTING, Resources
 from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Task
 from normlens.corpus.running.shards import Shard
-from normlens.errors import InputError
+from normlens.errors import InputError, NormlensError
 from normlens.remote import RemotePath
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class RayEngine:
                 message: bytes = ray.get(given.popleft())
             except ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except ray.exceptions.RayError as error:
+                raise NormlensError(
+                    f"the cluster must survive: {stage.removeprefix('normlens: ')} was tried several times "
+                    f"({type(error).__name__}); progress is kept, so run the same command again"
+                ) from error
             self.accounts.bytes_to_driver += len(message)
             yield pickle.loads(message)
 

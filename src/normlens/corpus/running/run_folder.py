@@ -60,9 +60,15 @@ class RunFolder:
 
     def check(self, inputs: Iterable[AnyPath], *, overwrite: bool) -> None:
         """Refuse a folder that cannot be written, or where writing would cost somebody a file."""
-        self._refuse_inputs(inputs)
-        if not overwrite:
-            self._refuse_strangers()
+        try:
+            self._refuse_inputs(inputs)
+            if not overwrite:
+                self._refuse_strangers()
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(
+                f"the output folder must be within reach: {self.out} is not ({reason}); check it"
+            ) from error
         writable_folder(self.out)
 
     def _refuse_inputs(self, inputs: Iterable[AnyPath]) -> None:
