@@ -22,16 +22,17 @@ from normlens.anatomy.follow import AttentionProduct
 from normlens.anatomy.interface import AttentionCall, answering, autocast_dtype, run_arguments, without_autocast
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
-from normlens.anatomy.weights import SiteWeights, WeightCache
+from normlens.anatomy.weights import FeedForwardWeights, SiteWeights, WeightCache
 from normlens.decompose.attention import WHOLE_NUMBERS, Scratch, attend, attend_diagonal
 from normlens.decompose.block import Block, BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
 from normlens.decompose.gates import added_groups, factors, gated_pairs
 from normlens.decompose.grams import repeat_values
+from normlens.decompose.layer_parts import FeedForwardTensors
 from normlens.decompose.pairs import PairCollector, PairResults
 from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
-from normlens.further_proof import prove_end, prove_shares
+from normlens.further_proof import prove_end, prove_layer, prove_shares
 from normlens.inputs import fresh, rows_of
 from normlens.measures import SiteValues, measure
 from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values, prove_weights
@@ -132,7 +133,12 @@ def capture(
     # Before any hook is set: some projections are asked what they do to unit vectors.
     with without_autocast(model):
         prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
-    run = _Pass(model, anatomy, request, positions, prepared, rounding, take, inputs)
+        fed = {
+            id(site): weights.feed_forward(found, request.dtype)
+            for site in request.sites
+            if (found := request.feed_forward_of(site)) is not None
+        }
+    run = _Pass(model, anatomy, request, positions, prepared, fed, rounding, take, inputs)
     with answering(model, run.attention), ExitStack() as hooks:
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
@@ -176,9 +182,10 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
 class _Pending:
     """What has been seen of a site so far."""
 
-    def __init__(self, site: Site, weights: SiteWeights, looks_past: bool) -> None:
+    def __init__(self, site: Site, weights: SiteWeights, fed: FeedForwardWeights | None, request: Request) -> None:
         self.site = site
-        self.end = site.end if looks_past and isinstance(site.end, LayerEnd) else None
+        self.end = site.end if request.looks_past(site) and isinstance(site.end, LayerEnd) else None
+        self.fed, self.feed_forward = fed, request.feed_forward_of(site)
         self.weights = weights
         self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
         self.values: Tensor | None = None
@@ -190,7 +197,9 @@ class _Pending:
         gates = (step.place for step in site.inner if isinstance(step, Gate))
         later = () if self.end is None else (self.end.total, self.end.normalized)
         perhaps = (site.residual, site.normalized, site.stream_weights, *later)
-        self.places = frozenset((site.projected, site.total, site.x, *site.others, *gates, *filter(None, perhaps)))
+        inside = () if self.feed_forward is None else (*self.feed_forward.places, self.feed_forward.output)
+        always = (site.projected, site.total, site.x, *site.others, *gates)
+        self.places = frozenset((*inside, *always, *filter(None, perhaps)))
 
     @property
     def complete(self) -> bool:
@@ -208,6 +217,7 @@ class _Pass:
         request: Request,
         positions: Positions,
         prepared: Mapping[int, SiteWeights],
+        fed: Mapping[int, FeedForwardWeights],
         rounding: torch.dtype,
         take: Take,
         inputs: Mapping[str, Any],
@@ -219,7 +229,7 @@ class _Pass:
         self._in_full = partial(without_autocast, model)
         self._thread = threading.get_ident()
         self.pending = {
-            n: _Pending(site, prepared[id(site)], request.looks_past(site))
+            n: _Pending(site, prepared[id(site)], fed.get(id(site)), request)
             for n, site in enumerate(anatomy.sites)
             if id(site) in prepared
         }
@@ -432,8 +442,9 @@ class _Pass:
         found = measure(block, measures, mixing)
         prove_parts(block, found.values, subject)
         if tensors.end is not None:
-            error = torch.maximum(error, prove_end(tensors.end, query_mask, subject))
+            error = torch.maximum(error, prove_end(block, query_mask, subject))
         prove_shares(block, found.values, subject)
+        prove_layer(block, found.values, subject)
         words: tuple[SiteValues, ...] = ()
         if request.words is not None and self._positions.words is not None:
             words = tuple(
@@ -461,7 +472,10 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
     site, weights = pending.site, pending.weights
     assert pending.pairs is not None and pending.values is not None
     batch = pending.values.shape[0]
-    seen = {place: _by_position(place, tensor.to(dtype), batch) for place, tensor in pending.tensors.items()}
+    seen = {
+        place: _by_position(place, tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
+        for place, tensor in pending.tensors.items()
+    }
     weights_of_streams = None
     if site.stream_weights is not None:  # the streams of a position stand side by side
         rows = seen[site.projected].shape[:2]
@@ -499,14 +513,28 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
         stream_weights=weights_of_streams,
         output_check=weights.output_check,
         value_check=weights.value_check,
-        end=None
-        if pending.end is None
-        else EndTensors(
-            seen[pending.end.total],
-            weights.end_norm,
-            None if pending.end.normalized is None else seen[pending.end.normalized],
-        ),
+        end=_end_tensors(pending, seen, residual),
     )
+
+
+def _end_tensors(pending: _Pending, seen: Mapping[Place, Tensor], residual: Tensor) -> EndTensors | None:
+    """What follows the attention block, where a measure looks so far."""
+    site, end, found, fed = pending.site, pending.end, pending.feed_forward, pending.fed
+    if end is None:
+        return None
+    inside: FeedForwardTensors | None = None
+    if found is not None and fed is not None:
+        entering = residual if site.residual is None else seen[site.residual]
+        inside = FeedForwardTensors(
+            fed.root,
+            {place: seen[place] for place in found.places},
+            seen[found.output],
+            fed.branch,
+            fed.stream,
+            entering if found.parallel else None,
+        )
+    normalized = None if end.normalized is None else seen[end.normalized]
+    return EndTensors(seen[end.total], pending.weights.end_norm, normalized, inside)
 
 
 def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:

@@ -12,18 +12,48 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normlens.decompose.block import Block, LayerEnd
+from normlens.decompose.block import Block
+from normlens.measures import MEASURES
 from normlens.proof import Subject, explicit_heads, explicit_parts, proved_gaps
 
 _SHARES = ("alti", "projection")
 
 
-def prove_end(end: LayerEnd, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
-    """The relative error of the normalization at the end of the layer, for each sequence; too large is an error."""
-    gaps = end.gaps()
-    if not gaps:
+def prove_end(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
+    """The largest relative error of what follows the attention block, for each sequence; too large is an error."""
+    end = block.tensors.end
+    assert end is not None, "what follows the block must have been captured"
+    found = {} if end.feed_forward is None else block.layer.gaps()
+    last = end.gap()
+    if last is not None:
+        found["normalized sum at the end of the layer"] = last
+    if not found:
         return torch.zeros(len(query_mask), dtype=torch.float64)
-    return proved_gaps(torch.stack(gaps), ["normalized sum at the end of the layer"], query_mask, subject)
+    return proved_gaps(torch.stack(list(found.values())), list(found), query_mask, subject)
+
+
+def prove_layer(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
+    """Rebuild the sampled entries of the feed-forward maps: vectors as they are, through a block worked out anew.
+
+    Neither heads nor captured products are used, and every part is added up before the first matrix.
+    """
+    places = {name: place for name in values if (place := MEASURES[name].place) is not None}
+    if not places:
+        return
+    t, layer = block.tensors, block.layer
+    samples = t.pairs.samples.to(t.values.device)
+    batch, query, key = samples.unbind(-1)
+    heads = explicit_heads(block, batch, query, key)
+    stages = explicit_parts(block, (t.pairs.sampled_weights.double().unsqueeze(1) @ heads).squeeze(1), samples)
+    explicit = layer.explicit(batch, query, key, stages)
+    for name, place in places.items():
+        length, rows = explicit[place].norm(dim=-1), values[name][batch, query]
+        entry = rows[torch.arange(len(key), device=key.device), key]
+        errors = (entry - length).abs() / (length + 1e-3 * rows.amax(-1) + 1e-30)
+        if not bool((errors <= subject.tolerance).all()):
+            worst = int(errors.nan_to_num(torch.inf).argmax())
+            where = f"query {int(query[worst])} and key {int(key[worst])}"
+            raise subject.fail(f"{name} of {where}", float(errors[worst]))
 
 
 def prove_shares(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:

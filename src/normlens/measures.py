@@ -22,11 +22,14 @@ if TYPE_CHECKING:  # the table itself needs no torch: figures and tables read it
     from torch import Tensor
 
     from normlens.decompose.block import Block
+    from normlens.decompose.layer_parts import Place
 
 PAPER_2020 = "kobayashi2020"
 PAPER_2021 = "kobayashi2021"
+PAPER_2024 = "kobayashi2024"
 ALTI = "ferrando2022"
 GLOBENC = "modarressi2022"
+VALUE_ZEROING = "mohebbi2023"
 
 #: How derived quantities are called in results and tables: `mixing_attn_n`, `residual_attn_n`, `proof`.
 MIXING = "mixing_"
@@ -44,8 +47,8 @@ KIND_TITLES: dict[Kind, str] = {
 }
 
 
-#: How far a measure looks: the attention block, or to the end of its layer.
-Reach = Literal["block", "end"]
+#: How far a measure looks: the attention block, past it to the end of its layer, or into the feed-forward block.
+Reach = Literal["block", "end", "feed_forward"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Measure:
     cross_equation: str | None = None
     standard: bool = True  # computed where no measure is named
     reach: Reach = "block"
+    place: Place | None = None  # where in the feed-forward block a vector-based map looks
 
     @property
     def is_map(self) -> bool:
@@ -86,8 +90,32 @@ def _share(block: Block, name: str) -> tuple[Tensor, Tensor]:
     from normlens.decompose.parts import alti, projection
 
     if name not in block.shares:
-        block.shares[name] = {"alti": alti, "projection": projection}[name](block)
+        made = {"alti": alti, "projection": projection, "value_zeroing": _value_zeroing}
+        block.shares[name] = made[name](block)
     return block.shares[name]
+
+
+def _value_zeroing(block: Block) -> tuple[Tensor, Tensor]:
+    distances = block.layer.value_zeroing
+    return distances, distances.new_zeros(distances.shape[:2])
+
+
+def _fed(name: str, title: str, equation: str, place: Place, says: str, crossing: str) -> Measure:
+    """A map of the feed-forward block."""
+    return Measure(
+        name,
+        _PAIR,
+        title,
+        equation,
+        PAPER_2024,
+        lambda b: b.layer.norms[place],
+        PairRequest(alpha=True, own=True),
+        says=says,
+        cross_equation=crossing,
+        standard=False,
+        reach="feed_forward",
+        place=place,
+    )
 
 
 def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
@@ -251,6 +279,37 @@ MEASURES: dict[str, Measure] = {
             standard=False,
             reach="end",
         ),
+        _fed(
+            "ff_n", "FF-N", "‖FF(part)‖", "ff", "the block's part, carried through the feed-forward block", "‖FF(part)‖"
+        ),
+        _fed(
+            "ffres_n",
+            "FFRES-N",
+            "‖FF(part) + part‖",
+            "ffres",
+            "feed-forward block and its residual",
+            "‖FF(part) + part‖",
+        ),
+        _fed(
+            "ffresln_n",
+            "FFRESLN-N",
+            "‖LN₂(FF(part) + part)‖",
+            "ffln",
+            "the whole layer: attention, feed-forward block, residuals and normalizations",
+            "‖LN₂(FF(part) + part)‖",
+        ),
+        Measure(
+            "value_zeroing",
+            _PAIR,
+            "VALUE ZEROING",
+            "1 - cos(y, y without v)",
+            VALUE_ZEROING,
+            lambda b: _share(b, "value_zeroing")[0],
+            PairRequest(alpha=True),
+            says="how far the layer's output turns when a key's value vector is zero",
+            standard=False,
+            reach="feed_forward",
+        ),
     )
 }
 
@@ -259,9 +318,9 @@ MAPS: tuple[str, ...] = tuple(name for name, measure in MEASURES.items() if meas
 #: The five maps of the attention block (2021).
 BLOCK_MAPS: tuple[str, ...] = tuple(name for name in MAPS if name in STANDARD)
 #: Maps of signed or positive shares that are no norms of vectors: their ratio is made of the shares themselves.
-SHARES: tuple[str, ...] = ("alti", "projection")
+SHARES: tuple[str, ...] = ("alti", "projection", "value_zeroing")
 #: Maps that hold the residual: in cross-attention it stands beside the parts.
-WITH_RESIDUAL: tuple[str, ...] = tuple(name for name in MAPS if name not in ("attn_w", "attn_n"))
+WITH_RESIDUAL: tuple[str, ...] = tuple(name for name in MAPS if name not in ("attn_w", "attn_n", "value_zeroing"))
 HEAD_MAPS: tuple[str, ...] = tuple(name for name, measure in MEASURES.items() if measure.axes == _HEAD_PAIR)
 
 
@@ -313,6 +372,10 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
     if stage is not None:
         context, own = block.mixing_norms(stage)
         return context / (context + own)
+    place = MEASURES[name].place
+    if place is not None:
+        far, near = block.layer.mixing_norms(place)
+        return far / (far + near)
     if name in SHARES:
         return _share_of_others(block, *_share(block, name))
     whole = _kept(pairs.total_weight)
@@ -344,6 +407,9 @@ def _share_of_others(
 def residual_norm(block: Block, name: str) -> Float[Tensor, "batch query"]:
     """What the residual brings in cross-attention, where it is none of the keys."""
     stage = MEASURES[name].stage
+    place = MEASURES[name].place
+    if place is not None:
+        return block.layer.mixing_norms(place)[1]
     if name in SHARES:
         return _share(block, name)[1]
     if stage is None:

@@ -9,13 +9,15 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from normlens.anatomy.description import Anatomy, LayerEnd, Site
+from normlens.anatomy.description import Anatomy, FeedForward, LayerEnd, Site
 from normlens.decompose.stages import PairRequest
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
 from normlens.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
+#: Maps that words can add as norms only.
+_BY_TOKEN = ("alti", "value_zeroing", "ff_n", "ffres_n", "ffresln_n")
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,11 @@ class Request:
         ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
         if words is not None and words not in get_args(WordMode):
             raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
-        if words == "vectors" and "alti" in (*names, *ratios):
+        refused = next((name for name in MAPS if words == "vectors" and name in ratios and name in _BY_TOKEN), None)
+        if refused is not None:
             raise InputError(
-                "alti compares each token's part with the output and does not add over vectors: words='vectors' was asked "
-                "for; ask for words='norms', which adds its shares, or leave alti out"
+                f"{refused} is worked out token by token and does not add over vectors: words='vectors' was asked for; ask "
+                f"for words='norms', or leave {refused} out"
             )
         if precision not in get_args(Precision):
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
@@ -86,11 +89,10 @@ class Request:
 
     def of_site(self, site: Site) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The measures and the mixing ratios of one site: a layer that goes on with another attention has no others."""
-        if isinstance(site.end, LayerEnd):
-            return self.measures, self.mixing
-        return tuple(n for n in self.measures if MEASURES[n].reach == "block"), tuple(
-            n for n in self.mixing if MEASURES[n].reach == "block"
+        measures, mixing = (
+            tuple(name for name in names if _reached(site, name)) for names in (self.measures, self.mixing)
         )
+        return measures, mixing
 
     def pairs_of(self, site: Site) -> PairRequest:
         """What is needed of one site's pairs; in cross-attention no key is the query's own."""
@@ -99,8 +101,17 @@ class Request:
 
     def looks_past(self, site: Site) -> bool:
         """Whether something is asked of the site that lies after its attention block."""
-        measures, mixing = self.of_site(site)
-        return any(MEASURES[name].reach != "block" for name in (*measures, *mixing))
+        return any(MEASURES[name].reach != "block" for names in self.of_site(site) for name in names)
+
+    def feed_forward_of(self, site: Site) -> FeedForward | None:
+        """The site's feed-forward block, where something is asked of it."""
+        asked = any(MEASURES[name].reach == "feed_forward" for names in self.of_site(site) for name in names)
+        found = site.end.feed_forward if asked and isinstance(site.end, LayerEnd) else None
+        return found if isinstance(found, FeedForward) else None
+
+
+def _reached(site: Site, name: str) -> bool:
+    return MEASURES[name].reach == "block" or isinstance(site.end, LayerEnd)
 
 
 def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:
@@ -112,9 +123,18 @@ def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) 
     if not further:
         return
     crossed = {site.layer for site in anatomy.of("cross")}
+    inside = next((name for name in further if MEASURES[name].reach == "feed_forward"), None)
     for site in sites:
         if isinstance(site.end, str) and not (site.kind == "decoder" and site.layer in crossed):
             raise InputError(f"{further[0]} looks past the attention block: {site.end}; ask for other measures")
+        fed = site.end.feed_forward if isinstance(site.end, LayerEnd) else None
+        if inside is not None and isinstance(fed, str):
+            raise InputError(f"{inside} looks into the feed-forward block: {fed}; ask for other measures")
+        if "value_zeroing" in further and isinstance(fed, FeedForward) and fed.routed:
+            raise InputError(
+                f"value_zeroing computes the layer again for each pair: in {site} a router would choose anew; ask for "
+                "ffresln_n, which holds its choice"
+            )
     if all(isinstance(site.end, str) for site in sites):
         raise InputError(
             f"{further[0]} belongs to the last attention of a layer: in {anatomy.family!r} that is cross-attention; "

@@ -6,7 +6,7 @@ all of its own subwords.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.block import Block, BlockTensors, LayerEnd
 from normlens.decompose.stages import Stage
 from normlens.measures import MEASURES, SiteValues, measure
 
@@ -97,10 +97,19 @@ def _one_row(tensors: BlockTensors, row: int, queries: Tensor, keys: Tensor, sam
         x=tensors.x[row : row + 1, keys],
         gate=by_query(tensors.gate),
         same_word=same_word.to(queries.device) if tensors.self_attends else None,
-        end=None
-        if tensors.end is None
-        else replace(tensors.end, total=by_query(tensors.end.total), normalized=by_query(tensors.end.normalized)),
+        end=_one_row_end(tensors.end, by_query),
     )
+
+
+def _one_row_end(end: LayerEnd | None, by_query: Callable[[Tensor | None], Any]) -> LayerEnd | None:
+    """What follows the block in one sequence without its padding."""
+    if end is None:
+        return None
+    fed = end.feed_forward
+    if fed is not None:
+        seen = {name: by_query(tensor) for name, tensor in fed.seen.items()}
+        fed = replace(fed, seen=seen, output=by_query(fed.output), beside=by_query(fed.beside))
+    return replace(end, total=by_query(end.total), normalized=by_query(end.normalized), feed_forward=fed)
 
 
 def add_keys(values: Float[Tensor, "*any key"], groups: Int[Tensor, " key"]) -> Float[Tensor, "*any word"]:

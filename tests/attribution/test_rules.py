@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from normlens.attribution import chosen
 from normlens.attribution.explain import explain_inputs
-from normlens.attribution.integral import mean_activation
 from normlens.attribution.observer import Wanted
 from normlens.attribution.terms import Run
+from normlens.decompose.activations import mean_activation
 from normlens.errors import AnatomyError
 from normlens.families.tiny import tiny_inputs, tiny_model
 from normlens.lens import Lens

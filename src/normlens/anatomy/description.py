@@ -6,6 +6,7 @@ refers to modules of the model, never copies weights, so a model that is trained
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from normlens.anatomy.operations import KeyPath, OperationKey
+from normlens.decompose.feed_forward import Node
 from normlens.decompose.steps import Normalization, Scaling, Step
 from normlens.measures import KINDS as KINDS
 from normlens.measures import Kind as Kind
@@ -153,6 +155,19 @@ class ValueMap:
 
 
 @dataclass(frozen=True)
+class FeedForward:
+    """The feed-forward block of a layer: how its tree is made from the weights, and what is read of it in a run."""
+
+    build: Callable[[torch.dtype], Node]
+    places: tuple[Place, ...]  # what the tree names
+    output: Place  # what its last linear map gave
+    branch: tuple[Step, ...]  # between that and the sum
+    stream: tuple[Step, ...]  # on the stream's own way to the sum
+    parallel: bool  # it reads the layer's input and stands beside attention
+    routed: bool  # a router decides what runs
+
+
+@dataclass(frozen=True)
 class LayerEnd:
     """How a layer ends after its attention block: the last residual sum, and the normalization that follows it.
 
@@ -162,6 +177,7 @@ class LayerEnd:
     total: Place
     norm: Normalization | None
     normalized: Place | None
+    feed_forward: FeedForward | str  # a sentence where it could not be read
 
 
 @dataclass(frozen=True)

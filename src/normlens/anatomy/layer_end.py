@@ -48,7 +48,7 @@ def follow_to_end(graph: Graph, stream: int) -> Ended:
             elif step is not None:
                 ways.append((operation.outputs[0], (*steps, step)))
             elif operation.name in ADD and isinstance(other, Value) and alike(graph, other.number, value):
-                if stream not in trace.ancestors(other.number):
+                if not trace.comes_from(other.number, stream):
                     continue
                 _refuse_attention(graph, other.number)
                 total = operation.outputs[0]
@@ -59,9 +59,8 @@ def follow_to_end(graph: Graph, stream: int) -> Ended:
 
 
 def _refuse_attention(graph: Graph, branch: int) -> None:
-    ancestors = graph.trace.ancestors(branch)
     for event in graph.trace.attentions:
-        if event.begin >= graph.event.end and event.output in ancestors:
+        if event.begin >= graph.event.end and graph.trace.comes_from(branch, event.output):
             raise graph.stopped(
                 "the feed-forward block must follow attention in the same layer",
                 f"another attention stands in between ({event.path})",

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normlens.anatomy.declarations import Declaration
-from normlens.anatomy.description import Anatomy, Gate, Kind, LayerEnd, Place, Site
+from normlens.anatomy.description import Anatomy, FeedForward, Gate, Kind, LayerEnd, Place, Site
+from normlens.anatomy.feed_forward import read_feed_forward
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
 from normlens.anatomy.layer_end import follow_to_end
@@ -21,6 +22,7 @@ from normlens.anatomy.pieces import whole_attentions
 from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
+from normlens.decompose.steps import Step
 from normlens.errors import AnatomyError
 
 
@@ -115,14 +117,32 @@ def _end(graph: Graph, joined: Joined, total: Place, stream: int) -> LayerEnd | 
     """Where the layer ends; a sentence where that cannot be read, since only some measures look so far."""
     if joined.stream_weights is not None:
         return f"the layer around {graph.event.path} has several residual streams, which are followed to the first sum alone"
-    if joined.others:  # the feed-forward block stands beside attention
-        return LayerEnd(total, None, None)
     try:
+        if joined.others:  # the feed-forward block stands beside attention
+            return LayerEnd(total, None, None, _beside(graph, joined))
         ended = follow_to_end(graph, stream)
         return LayerEnd(
             graph.visible(ended.total, "the last residual sum"),
             None if ended.norm is None else ended.norm[1],
             None if ended.norm is None else graph.visible(ended.norm[0].outputs[0][1], "the normalized sum"),
+            _feed_forward(graph, stream, ended.branch, ended.stream_steps),
         )
+    except AnatomyError as error:
+        return str(error)
+
+
+def _beside(graph: Graph, joined: Joined) -> FeedForward | str:
+    if len(joined.others) != 1 or joined.residual is None:
+        return (
+            f"{len(joined.others)} branches stand beside attention in {graph.family!r} at {graph.event.path}, not one"
+        )
+    return _feed_forward(graph, joined.residual, joined.others[0], (), parallel=True)
+
+
+def _feed_forward(
+    graph: Graph, stream: int, branch: int, steps: tuple[Step, ...], *, parallel: bool = False
+) -> FeedForward | str:
+    try:
+        return read_feed_forward(graph, stream, branch, steps, parallel=parallel)
     except AnatomyError as error:
         return str(error)

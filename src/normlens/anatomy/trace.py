@@ -33,6 +33,7 @@ class Operation:
     outputs: tuple[int, ...]
     scope: int  # the innermost open call, -1 outside of all
     key: OperationKey  # by which it is found again in a later pass
+    options: tuple[tuple[str, Any], ...] = ()  # arguments by name that are no tensors
 
 
 @dataclass
@@ -104,6 +105,21 @@ class Trace:
                     stack.extend(self.operations[self.producer[value]].inputs)
         return seen
 
+    def comes_from(self, value: int, origin: int) -> bool:
+        """Whether a value was computed from another one; nothing that ran before that one is looked at."""
+        first = self.producer.get(origin, -1)
+        seen: set[int] = set()
+        stack = [value]
+        while stack:
+            current = stack.pop()
+            if current == origin:
+                return True
+            index = self.producer.get(current, -1)
+            if current not in seen and index > first:
+                seen.add(current)
+                stack.extend(self.operations[index].inputs)
+        return False
+
 
 class Recorder(TorchDispatchMode):
     """Records operations and module calls into a `Trace`."""
@@ -146,7 +162,8 @@ class Recorder(TorchDispatchMode):
         name = func.overloadpacket._qualified_op_name
         scope = self._open[-1] if self._open else -1
         key = self._frames[-1].operation(name)
-        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, key))
+        options = tuple((name, value) for name, value in kwargs.items() if not isinstance(value, Tensor))
+        self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, key, options))
         for value in inputs:
             self.trace.consumers[value].append(index)
         for value in outputs:

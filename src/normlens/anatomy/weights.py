@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from normlens.anatomy.description import Gate, LayerEnd, Site, ValueMap
+from normlens.anatomy.description import FeedForward, Gate, LayerEnd, Site, ValueMap
 from normlens.anatomy.interface import all_modules
 from normlens.decompose.block import RandomCheck, stage_steps
+from normlens.decompose.feed_forward import Node
 from normlens.decompose.gates import fixed_factor
 from normlens.decompose.grams import split_heads
 from normlens.decompose.stages import Stage
@@ -172,15 +173,39 @@ def _value_check(found: ValueMap, dtype: torch.dtype) -> RandomCheck:
     return RandomCheck.of(matrix[:, columns], None if bias is None else bias[columns])
 
 
+@dataclass(frozen=True)
+class FeedForwardWeights:
+    """The weights of a feed-forward block in the working dtype."""
+
+    root: Node
+    branch: tuple[Step, ...]
+    stream: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, found: FeedForward, dtype: torch.dtype) -> FeedForwardWeights:
+        """Read a block's weights; what is in that dtype already is not copied."""
+        branch, stream = (tuple(step.to(dtype) for step in steps) for steps in (found.branch, found.stream))
+        return cls(found.build(dtype), branch, stream)
+
+
 class WeightCache:
     """Prepared weights by site, good for one state of the model; a module that runs twelve times is prepared once."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], SiteWeights] = {}
+        self._fed: dict[tuple[torch.dtype, int], tuple[FeedForward, FeedForwardWeights]] = {}
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
         self._kept.clear()
+        self._fed.clear()
+
+    def feed_forward(self, found: FeedForward, dtype: torch.dtype) -> FeedForwardWeights:
+        """A feed-forward block's weights, from the cache where it has them."""
+        key = (dtype, id(found))
+        if key not in self._fed:  # the description is kept with them, so that no other takes its identity
+            self._fed[key] = found, FeedForwardWeights.of(found, dtype)
+        return self._fed[key][1]
 
     def prepare(self, site: Site, dtype: torch.dtype) -> SiteWeights:
         """The site's weights, from the cache where it has them."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from normlens.attribution.integral import Activation, mean_activation
+from normlens.decompose.activations import Activation, gate_factors, slope_of
 
 
 class Sloped(Function):
@@ -27,16 +27,6 @@ class Sloped(Function):
         z, value = ctx.saved_tensors
         slope = slope_of(z, value, ctx.zero, ctx.slope_at_zero)
         return slope.mul_(gradient).to(z.dtype), None, None, None
-
-
-def slope_of(z: Tensor, value: Tensor, zero: Tensor | None, slope_at_zero: Any) -> Tensor:
-    """`(value - zero) / z`, where `z` is zero the derivative there (a number, or a function that finds it)."""
-    slope = (value if zero is None else value - zero) / z
-    at_zero = z == 0
-    if bool(at_zero.any()):
-        derivative = slope_at_zero() if callable(slope_at_zero) else slope_at_zero
-        slope = torch.where(at_zero, torch.as_tensor(derivative, dtype=slope.dtype, device=slope.device), slope)
-    return slope
 
 
 class Gated(Function):
@@ -62,15 +52,6 @@ class Gated(Function):
             None,
             None,
         )
-
-
-def gate_factors(
-    a: Tensor, b: Tensor, active: Tensor, act: Activation, key: Any, slope_at_zero: Any
-) -> tuple[Tensor, Tensor]:
-    """What a part of `a` and a part of `b` are multiplied with."""
-    c = mean_activation(act, key, a)
-    factor = slope_of(a, active, c, lambda: 0.5 * (slope_at_zero() if callable(slope_at_zero) else slope_at_zero))
-    return factor * b, c
 
 
 class Normalized(Function):

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from normlens.attribution.affine import Gated, gate_factors
+from normlens.attribution.affine import Gated
 from normlens.attribution.lineage import Chain, lineage_of, source_of
 from normlens.attribution.operands import Function, as_number, detached, is_live, tensors
+from normlens.decompose.activations import gate_factors
 from normlens.errors import AnatomyError
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from normlens.attribution.affine import Sloped, slope_of
+from normlens.attribution.affine import Sloped
 from normlens.attribution.chosen import Weights
 from normlens.attribution.edges import AttentionWeights
 from normlens.attribution.layers import Place
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
 from normlens.attribution.operands import Function, is_live, mapped, tensors
 from normlens.attribution.rules import RULES, words
+from normlens.decompose.activations import slope_of
 from normlens.errors import AnatomyError
 
 #: Questions about a tensor that are not about its numbers.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +26,9 @@ from normlens.decompose.pairs import PairResults
 from normlens.decompose.process import compiled_loops, run_compiled
 from normlens.decompose.stages import Stage
 from normlens.decompose.steps import Normalization, Step, applied, inverse_scale, linear, scale_through
+
+if TYPE_CHECKING:
+    from normlens.decompose.layer_parts import FeedForwardTensors, LayerParts
 
 #: Random directions along which the proof compares vectors. The squared share of an error that they show is distributed
 #: as chi-squared over its 8 degrees of freedom: that less than a hundredth of it shows has a chance of 1e-15.
@@ -76,13 +80,14 @@ class LayerEnd:
     total: Float[Tensor, "batch query model"]
     norm: Normalization | None
     normalized: Float[Tensor, "batch query model"] | None
+    feed_forward: FeedForwardTensors | None = None  # where a measure looks into it
 
-    def gaps(self) -> list[Float[Tensor, "2 batch query"]]:
+    def gap(self) -> Float[Tensor, "2 batch query"] | None:
         """Between the normalization of the model's sum and the model's result, where there is one."""
         if self.norm is None:
-            return []
+            return None
         assert self.normalized is not None, "what a normalization gave is captured with it"
-        return [gap(applied(self.norm, self.total), self.normalized)]
+        return gap(applied(self.norm, self.total), self.normalized)
 
 
 def in_streams(
@@ -145,6 +150,13 @@ class Block:
         self._mixing: dict[Stage, tuple[Tensor, Tensor]] = {}
         #: Maps of shares with the residual's own (`decompose.parts`): measure, ratio and residual ask for the same.
         self.shares: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def layer(self) -> LayerParts:
+        """The parts carried on through the feed-forward block."""
+        from normlens.decompose.layer_parts import LayerParts
+
+        return LayerParts(self)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

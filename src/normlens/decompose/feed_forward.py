@@ -1,0 +1,451 @@
+"""A feed-forward block as an affine map of what enters it, with slopes, gates and denominators held (2024, Section 3).
+
+The block is a small tree of nodes, read from the model by the anatomy: linear maps that take the entering vector (`Stem`),
+activations by their slope `(g(z) - g(0)) / z`, gated units by the integrated gradient from zero, further linear maps,
+weights of a router that are held. `Frozen` works the tree out at the model's own vectors, one row per position, and then
+carries any part of them through: parts are given at the stems, since products with the first matrices can be had in more
+than one way. Biases belong to no part; `constants=True` carries what they bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normlens.decompose.activations import Activation, derivative_at_zero, gate_factors, slope_of
+from normlens.decompose.steps import Normalization, Scaling, Shift, Step, applied, inverse_scale, linear
+
+
+@dataclass(frozen=True, eq=False)
+class Stem:
+    """`x W + b`, of the entering vector after some steps; `seen` names where the model's own result was captured."""
+
+    steps: tuple[Step, ...]
+    weight: Float[Tensor, "model width"]
+    bias: Float[Tensor, " width"] | None
+    seen: Hashable | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A further linear map."""
+
+    source: Node
+    weight: Float[Tensor, "input output"]
+    bias: Float[Tensor, " output"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Some neighbouring coordinates, as where two projections are one matrix."""
+
+    source: Node
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """An element-wise function `g`; `key` names one that has no weights of its own."""
+
+    source: Node
+    act: Activation
+    key: Hashable | None
+
+
+@dataclass(frozen=True, eq=False)
+class Gated:
+    """`act(a) · b`, `a` the source of the gate."""
+
+    gate: Bend
+    other: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Any other product of two parts: each factor in turn, half and half."""
+
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Two branches added."""
+
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """Normalizations, constant factors and shifts inside the block."""
+
+    source: Node
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """One number per position that multiplies a whole vector: a router's weight, which is held."""
+
+    source: Node
+    seen: Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """`sum over chosen experts e of weight_e · W2_e (act(W1_e x) · W3_e x)`; choice and weights are held."""
+
+    steps: tuple[Step, ...]
+    first: Float[Tensor, "expert model width"]  # gate and up side by side where the unit is gated
+    second: Float[Tensor, "expert width model"]
+    act: Activation
+    key: Hashable | None
+    gated: bool
+    interleaved: bool  # gate and up in turn instead of side by side
+    chosen: Hashable  # (row, choice)
+    weights: Hashable
+
+    def expert(self, number: int) -> Node:
+        """One expert by itself."""
+        stem = Stem(self.steps, self.first[number], None)
+        if not self.gated:
+            return Affine(Bend(stem, self.act, self.key), self.second[number], None)
+        half = stem.weight.shape[-1] // 2
+        if self.interleaved:
+            gate, up = (Stem(self.steps, self.first[number][:, n::2], None) for n in (0, 1))
+            return Affine(Gated(Bend(gate, self.act, self.key), up), self.second[number], None)
+        gated = Gated(Bend(Columns(stem, 0, half), self.act, self.key), Columns(stem, half, 2 * half))
+        return Affine(gated, self.second[number], None)
+
+
+Node = Stem | Affine | Columns | Bend | Gated | Product | Sum | Stepped | Weighted | Experts
+#: Parts at the stems: what becomes of a part after a stem's steps and its matrix, without its bias.
+AtStem = Callable[[Stem, slice | Int[Tensor, " row"]], Float[Tensor, "row *pairs width"]]
+
+
+def stems(node: Node) -> list[Stem]:
+    """The first linear maps of a tree; those inside of experts are not among them."""
+    if isinstance(node, Stem):
+        return [node]
+    if isinstance(node, Experts):
+        return []
+    return [stem for child in children(node) for stem in stems(child)]
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node is made of."""
+    if isinstance(node, Gated):
+        return (node.gate, node.other)
+    if isinstance(node, Product | Sum):
+        return (node.left, node.right)
+    return () if isinstance(node, Stem | Experts) else (node.source,)
+
+
+def has_experts(node: Node) -> bool:
+    """Whether a router chooses inside the block."""
+    return isinstance(node, Experts | Weighted) or any(map(has_experts, children(node)))
+
+
+def has_constants(node: Node) -> bool:
+    """Whether anything in the block belongs to no part: a bias, a shift, an activation that is not zero at zero."""
+
+    def shifts(steps: tuple[Step, ...]) -> bool:
+        return any(
+            isinstance(step, Shift) or (isinstance(step, Normalization) and step.beta is not None) for step in steps
+        )
+
+    if isinstance(node, Stem | Affine) and node.bias is not None:
+        return True
+    if isinstance(node, Stem | Stepped | Experts) and shifts(node.steps):
+        return True
+    if isinstance(node, Bend) and bool(node.act(torch.zeros((), dtype=torch.float64)).any()):
+        return True
+    return any(map(has_constants, children(node)))
+
+
+def entered(steps: tuple[Step, ...], x: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
+    """Vectors after some steps, as the model computes them."""
+    for step in steps:
+        x = applied(step, x)
+    return x
+
+
+def computed(node: Node, x: Float[Tensor, "row model"]) -> Float[Tensor, "row width"]:
+    """The block as the model computes it, of vectors that need not be the model's own; not where a router chooses."""
+    match node:
+        case Stem():
+            return _affine(entered(node.steps, x), node.weight, node.bias)
+        case Affine():
+            return _affine(computed(node.source, x), node.weight, node.bias)
+        case Columns():
+            return computed(node.source, x)[..., node.start : node.stop]
+        case Bend():
+            return node.act(computed(node.source, x))
+        case Gated():
+            return computed(node.gate, x) * computed(node.other, x)
+        case Product():
+            return computed(node.left, x) * computed(node.right, x)
+        case Sum():
+            return computed(node.left, x) + computed(node.right, x)
+        case Stepped():
+            return entered(node.steps, computed(node.source, x))
+        case _:
+            raise AssertionError("a router's choice depends on its input")
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else x @ weight + bias
+
+
+class Frozen:
+    """A block at the model's own vectors, one row per position; `carry` is the affine map that it is there."""
+
+    def __init__(
+        self, root: Node, x: Float[Tensor, "row model"], seen: Mapping[Hashable, Float[Tensor, "row any"]]
+    ) -> None:
+        self.root, self.x, self._seen = root, x, seen
+        self._values: dict[Node, Tensor] = {}
+        self._held: dict[Node, tuple[Tensor, ...]] = {}
+        self._experts: dict[Node, list[tuple[Tensor, Tensor, Frozen]]] = {}
+        inner = root.source if isinstance(root, Affine) else root
+        self._value(inner)
+
+    # ---- what the model computed ---------------------------------------------------------------------------------
+
+    @property
+    def hidden(self) -> Float[Tensor, "row width"]:
+        """What the last matrix is given (or the whole result, where the block does not end with one)."""
+        return self._values[self.root.source if isinstance(self.root, Affine) else self.root]
+
+    def _value(self, node: Node) -> Tensor:
+        if node not in self._values:
+            self._values[node] = self._computed(node)
+        return self._values[node]
+
+    def _computed(self, node: Node) -> Tensor:
+        match node:
+            case Stem():
+                known = None if node.seen is None else self._seen.get(node.seen)
+                return known if known is not None else computed(node, self.x)
+            case Affine():
+                return _affine(self._value(node.source), node.weight, node.bias)
+            case Columns():
+                return self._value(node.source)[..., node.start : node.stop]
+            case Bend():
+                return self._bend(node)
+            case Gated():
+                a, b, active = self._value(node.gate.source), self._value(node.other), self._active(node.gate)
+                self._held[node] = gate_factors(
+                    a, b, active, node.gate.act, node.gate.key, lambda: derivative_at_zero(node.gate.act)
+                )
+                return active * b
+            case Product():
+                left, right = self._value(node.left), self._value(node.right)
+                self._held[node] = (left, right)
+                return left * right
+            case Sum():
+                return self._value(node.left) + self._value(node.right)
+            case Stepped():
+                y, scales = self._value(node.source), []
+                for step in node.steps:
+                    scales.append(inverse_scale(step, y) if isinstance(step, Normalization) else y.new_ones(()))
+                    y = applied(step, y)
+                self._held[node] = tuple(scales)
+                return y
+            case Weighted():
+                self._held[node] = (self._seen[node.seen].reshape(len(self.x), 1),)
+                return self._held[node][0] * self._value(node.source)
+            case Experts():
+                return self._routed(node)
+
+    def _active(self, node: Bend) -> Tensor:
+        return node.act(self._value(node.source))
+
+    def _bend(self, node: Bend) -> Tensor:
+        z, value = self._value(node.source), self._active(node)
+        zero = node.act(torch.zeros((), dtype=z.dtype, device=z.device))
+        constant = None if zero.ndim == 0 and float(zero) == 0 else zero
+        self._held[node] = (slope_of(z, value, constant, lambda: derivative_at_zero(node.act)), zero)
+        return value
+
+    def _routed(self, node: Experts) -> Tensor:
+        chosen, weights = (self._seen[name].reshape(len(self.x), -1) for name in (node.chosen, node.weights))
+        out, found = torch.zeros_like(self.x), []
+        for number in range(len(node.first)):
+            rows, choice = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                weight, tree = weights[rows, choice].unsqueeze(-1), node.expert(number)
+                frozen = Frozen(tree, self.x[rows], {})
+                found.append((rows, weight, frozen))
+                out.index_add_(0, rows, weight * frozen._value(tree))
+        self._experts[node] = found
+        return out
+
+    # ---- the affine map ------------------------------------------------------------------------------------------
+
+    def carry(
+        self, at_stem: AtStem, rows: slice | Tensor, *, constants: bool = False
+    ) -> Float[Tensor, "row *pairs model"]:
+        """What the block makes of a part of these rows; with `constants`, of a part that has all biases too."""
+        hidden = self.before_last(at_stem, rows, constants=constants)
+        return self.last(hidden, constants=constants)
+
+    def before_last(
+        self, at_stem: AtStem, rows: slice | Tensor, *, constants: bool = False
+    ) -> Float[Tensor, "row *pairs width"]:
+        """The same up to the last matrix."""
+        node = self.root.source if isinstance(self.root, Affine) else self.root
+        return self._carried(node, at_stem, rows, constants)
+
+    def last(self, hidden: Tensor, *, constants: bool = False) -> Tensor:
+        """What the last matrix makes of it."""
+        if not isinstance(self.root, Affine):
+            return hidden
+        return _affine(hidden, self.root.weight, self.root.bias if constants else None)
+
+    def _carried(self, node: Node, at_stem: AtStem, rows: slice | Tensor, constants: bool) -> Tensor:
+        def inner(child: Node) -> Tensor:
+            return self._carried(child, at_stem, rows, constants)
+
+        match node:
+            case Stem():
+                part = at_stem(node, rows)
+                return part + node.bias if constants and node.bias is not None else part
+            case Affine():
+                return _affine(inner(node.source), node.weight, node.bias if constants else None)
+            case Columns():
+                return inner(node.source)[..., node.start : node.stop]
+            case Bend():
+                part = inner(node.source)
+                slope, zero = self._held[node]
+                part = part * _among(slope[rows], part)
+                return part + zero if constants else part
+            case Gated():
+                left, right = inner(node.gate.source), inner(node.other)
+                to_a, to_b = (_among(factor[rows], left) for factor in self._held[node])
+                return left * to_a + right * to_b
+            case Product():
+                left, right = inner(node.left), inner(node.right)
+                of_left, of_right = (_among(value[rows], left) for value in self._held[node])
+                return 0.5 * (left * of_right + right * of_left)
+            case Sum():
+                return inner(node.left) + inner(node.right)
+            case Stepped():
+                part = inner(node.source)
+                for step, scale in zip(node.steps, self._held[node], strict=True):
+                    part = linear((step,), part)
+                    part = part if scale.ndim == 0 else part * _among(scale[rows], part)
+                    shift = step.vector if isinstance(step, Shift) else None if isinstance(step, Scaling) else step.beta
+                    part = part + shift if constants and shift is not None else part
+                return part
+            case Weighted():
+                part = inner(node.source)
+                return part * _among(self._held[node][0][rows], part)
+            case Experts():
+                return self._carried_by_experts(node, at_stem, rows, constants)
+
+    def _carried_by_experts(self, node: Experts, at_stem: AtStem, rows: slice | Tensor, constants: bool) -> Tensor:
+        numbers = torch.arange(len(self.x), device=self.x.device)[rows]
+        place = torch.full((len(self.x),), -1, device=self.x.device)
+        place[numbers] = torch.arange(len(numbers), device=self.x.device)
+        out: Tensor | None = None
+        for mine, weight, frozen in self._experts[node]:
+            here = place[mine] >= 0
+            if not bool(here.any()):
+                continue
+            inside = here.nonzero().flatten()  # rows of the expert's own
+            outer = mine[inside]  # the same rows of the whole
+
+            def of_expert(stem: Stem, _: slice | Tensor, outer: Tensor = outer) -> Tensor:
+                return at_stem(stem, outer)
+
+            part = frozen.carry(of_expert, inside, constants=constants)
+            part = part * _among(weight[inside], part)
+            if out is None:
+                out = part.new_zeros(len(numbers), *part.shape[1:])
+            out.index_add_(0, place[outer], part)
+        assert out is not None, "every position has its experts"
+        return out
+
+    def stem_scale(self, stem: Stem) -> Float[Tensor, "row 1"] | None:
+        """What the normalizations before a stem multiply a part of each row by."""
+        scale, y = None, self.x
+        for step in stem.steps:
+            if isinstance(step, Normalization):
+                inverse = inverse_scale(step, y)
+                scale = inverse if scale is None else scale * inverse
+            y = applied(step, y)
+        return scale
+
+    def vectors_at(self, vectors: Float[Tensor, "row model"]) -> AtStem:
+        """One part for each row, given as vectors that enter the block."""
+
+        def at_stem(stem: Stem, rows: slice | Tensor) -> Tensor:
+            part, scale = linear(stem.steps, vectors[rows]), self.stem_scale(stem)
+            return (part if scale is None else part * scale[rows]) @ stem.weight
+
+        return at_stem
+
+    def constants_at(self, constants: Constants) -> AtStem:
+        """What belongs to no position of each row: the constants that enter, and those of the steps before each stem."""
+
+        def at_stem(stem: Stem, rows: slice | Tensor) -> Tensor:
+            found = constants.through(stem.steps, self.x)
+            return found.times(stem.weight, rows)
+
+        return at_stem
+
+
+def _among(factor: Float[Tensor, "row width"], part: Tensor) -> Tensor:
+    """A factor by row beside parts of several pairs."""
+    return factor if part.ndim == factor.ndim else factor.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A sum of a few fixed vectors, each with a coefficient by row (None: one): what biases become on their way."""
+
+    rows: int
+    terms: tuple[tuple[Float[Tensor, "row 1"] | None, Float[Tensor, " model"]], ...] = ()
+
+    def through(self, steps: tuple[Step, ...], y: Float[Tensor, "row model"]) -> Constants:
+        """The same after some steps, with the denominators that they have for `y`; their own shifts join."""
+        terms = list(self.terms)
+        for step in steps:
+            terms = [(coefficient, linear((step,), vector)) for coefficient, vector in terms]
+            if isinstance(step, Normalization):
+                inverse = inverse_scale(step, y)
+                terms = [(inverse if c is None else c * inverse, vector) for c, vector in terms]
+            shift = step.vector if isinstance(step, Shift) else None if isinstance(step, Scaling) else step.beta
+            if shift is not None:
+                terms.append((None, shift))
+            y = applied(step, y)
+        return Constants(self.rows, tuple(terms))
+
+    def plus(self, vector: Tensor | None) -> Constants:
+        """With one more vector, the same in every row."""
+        return self if vector is None else Constants(self.rows, (*self.terms, (None, vector)))
+
+    def times(self, weight: Float[Tensor, "model width"], rows: slice | Tensor) -> Float[Tensor, "row width"]:
+        """The sum times a matrix: a product of a few vectors, not of one per row."""
+        count = len(torch.empty(self.rows, 0)[rows])
+        out = weight.new_zeros(count, weight.shape[-1])
+        if self.terms:
+            products = torch.stack([vector for _, vector in self.terms]) @ weight
+            for (coefficient, _), product in zip(self.terms, products, strict=True):
+                out = out + product if coefficient is None else torch.addcmul(out, coefficient[rows], product)
+        return out
+
+    def vectors(self) -> Float[Tensor, "row model"] | None:
+        """The sum itself, by row; None where there is nothing."""
+        total: Tensor | None = None
+        for coefficient, vector in self.terms:
+            term = vector.expand(self.rows, -1) if coefficient is None else coefficient * vector
+            total = term if total is None else total + term
+        return total
