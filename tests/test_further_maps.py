@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens import Analysis, Lens
-from normlens.errors import InputError
+from normlens.capture import SiteResult
+from normlens.decompose import feed_forward as trees
+from normlens.decompose.block import Block
+from normlens.decompose.parts import pair_blocks
+from normlens.decompose.steps import Normalization
+from normlens.errors import DecompositionError, InputError
+from normlens.families.tiny import tiny_inputs, tiny_model
+from normlens.further_proof import prove_end, prove_layer
 from normlens.measures import MEASURES, STANDARD
+from normlens.proof import Subject
+from normlens.request import Request
 from normlens.rollout import rollout, row_shares
 from tests import tiny
 from tests.reference import layers as slow
@@ -124,6 +134,101 @@ def test_words_add_columns_and_average_rows(how: str) -> None:
             lens.analyze(text, measures=["alti"], words=how)
         summed = lens.analyze(text, measures=names, words="norms")
         assert bool((words["enc_n"] <= summed["enc_n"] * (1 + 1e-5)).all())
+
+
+# ---- every kind of feed-forward block --------------------------------------------------------------------------------
+
+#: Post-norm, pre-norm, norm on the branch, one matrix for gate and up, beside attention, experts, shared experts.
+KINDS = ("bert", "opt", "olmo2", "phi3", "gptj", "cohere", "mixtral", "qwen2_moe")
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_parts_of_pairs_add_up_to_what_the_block_gave(family: str) -> None:
+    """Pairs go through the block by heads, ratios as two vectors and a remainder: the sums must agree."""
+    model = tiny_model(family)
+    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    request = Request.of(lens.anatomy, measures=["ff_n", "ffres_n", "ffresln_n"])
+    seen = []
+
+    def take(result: SiteResult, block: Block) -> None:
+        layer, t = block.layer, block.tensors
+        seen.append(result.layer)
+        assert float(result.proof.max()) < 1e-5
+        if layer.tensors.beside is not None:
+            norms = layer.norms["ff"]
+            assert not bool((norms - norms.diagonal(dim1=-2, dim2=-1).diag_embed()).any()), "it reads its own position"
+            assert torch.equal(result.mixing["ff_n"], torch.zeros_like(result.mixing["ff_n"]))
+            return
+        total = torch.zeros_like(t.projected)
+        for chosen in pair_blocks(block.weights, t.projected.shape[-1]):
+            total[chosen.row, chosen.queries] += layer.pairs(chosen)[0].sum(1)
+        expected = layer.own["ff"] + layer.context["ff"]
+        assert float((total - expected).norm() / expected.norm()) < 1e-5
+
+    lens.run(inputs, request, take)
+    assert seen
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
+def test_a_wrong_feed_forward_block_is_refused(family: str) -> None:
+    """What the tree says must be what the model computed, wherever it goes wrong."""
+    model = tiny_model(family)
+    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    request = Request.of(lens.anatomy, measures=["ffresln_n"])
+    blocks: list[Block] = []
+    lens.run(inputs, request, lambda result, block: blocks.append(block))
+    block, subject = blocks[-1], Subject(family, "a layer", "a module", torch.float32)
+    end = block.tensors.end
+    assert end is not None and end.feed_forward is not None
+    mask = torch.ones(block.tensors.total.shape[:2], dtype=torch.bool)
+    assert float(prove_end(block, mask, subject).max()) < 1e-5
+    fed = end.feed_forward
+    changed = [replace(end, total=end.total + 1), replace(end, feed_forward=replace(fed, output=fed.output * 1.01))]
+    for name, tensor in fed.seen.items():
+        other = tensor * 1.01 if tensor.is_floating_point() else (tensor + 1) % 2
+        changed.append(replace(end, feed_forward=replace(fed, seen={**fed.seen, name: other})))
+    for wrong in changed:
+        with pytest.raises(DecompositionError, match="off by"):
+            prove_end(Block(replace(block.tensors, end=wrong)), mask, subject)
+    values = {"ffresln_n": block.layer.norms["ffln"] * 1.01}
+    with pytest.raises(DecompositionError, match="ffresln_n of query"):
+        prove_layer(block, values, subject)
+
+
+def test_what_cannot_be_read_is_refused_for_those_measures_alone() -> None:
+    model = tiny_model("gpt_oss")
+    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    assert lens.analyze_inputs(inputs)[0].measures == STANDARD
+    lens.analyze_inputs(inputs, measures=["alti", "enc_n"])
+    with pytest.raises(InputError, match="ff_n looks into the feed-forward block"):
+        lens.analyze_inputs(inputs, measures=["ff_n"])
+    routed = tiny_model("mixtral")
+    with pytest.raises(InputError, match="a router would choose anew"):
+        Lens(routed).analyze_inputs(tiny_inputs(routed, padded=False), measures=["value_zeroing"])
+    with pytest.raises(InputError, match="ask for the cross sites"):
+        next(Lens(tiny.make("t5")).stream_inputs(tiny.batch("t5"), measures=["ff_n"], sites=["decoder"]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["gelu", "silu", "tanh", "relu"]), st.booleans(), st.integers(0, 2**31))
+def test_a_frozen_block_is_the_block_where_it_was_frozen(name: str, gated: bool, seed: int) -> None:
+    """Parts in any split, with the constants, add up to the block; and a part scales with what is given."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    norm = Normalization(drawn(6), drawn(6), True, 1e-5)
+    stem = trees.Stem((norm,), drawn(6, 8), drawn(8))
+    bend = trees.Bend(stem, getattr(torch.nn.functional, name), name)
+    inner = trees.Gated(bend, trees.Stem((norm,), drawn(6, 8), drawn(8))) if gated else bend
+    root = trees.Affine(inner, drawn(8, 6), drawn(6))
+    x, part = drawn(5, 6), drawn(5, 6)
+    frozen, every = trees.Frozen(root, x, {}), slice(None)
+    first, second = (frozen.carry(frozen.vectors_at(v), every) for v in (part, x - part))
+    constants = frozen.carry(frozen.constants_at(trees.Constants(5)), every, constants=True)
+    torch.testing.assert_close(first + second + constants, trees.computed(root, x))
+    torch.testing.assert_close(frozen.carry(frozen.vectors_at(-3 * part), every), -3 * first)
 
 
 # ---- rollout ---------------------------------------------------------------------------------------------------------

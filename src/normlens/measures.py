@@ -109,7 +109,9 @@ def _fed(name: str, title: str, equation: str, place: Place, says: str, crossing
         equation,
         PAPER_2024,
         lambda b: b.layer.norms[place],
-        PairRequest(alpha=True, own=True),
+        PairRequest(
+            alpha=True, own=True, stages=frozenset({"res", "ln"})
+        ),  # those of attention stand beside a parallel block
         says=says,
         cross_equation=crossing,
         standard=False,
