@@ -102,7 +102,7 @@ class Experts:
     """`sum over chosen experts e of weight_e · W2_e (act(W1_e x) · W3_e x)`; choice and weights are held."""
 
     steps: tuple[Step, ...]
-    first: Float[Tensor, "expert model width"]  # gate and up side by side where the unit is gated
+    first: Float[Tensor, "expert model first_width"]  # gate and up side by side where the unit is gated
     second: Float[Tensor, "expert width model"]
     act: Activation
     key: Hashable | None
