@@ -206,9 +206,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class Frozen:
     """A block at the model's own vectors, one row per position; `carry` is the affine map that it is there."""
 
-    def __init__(
-        self, root: Node, x: Float[Tensor, "row model"], seen: Mapping[Hashable, Float[Tensor, "row any"]]
-    ) -> None:
+    def __init__(self, root: Node, x: Float[Tensor, "row model"], seen: Mapping[Hashable, Tensor]) -> None:
         self.root, self.x, self._seen = root, x, seen
         self._values: dict[Node, Tensor] = {}
         self._held: dict[Node, tuple[Tensor, ...]] = {}

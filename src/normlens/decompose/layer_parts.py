@@ -53,7 +53,7 @@ class FeedForwardTensors:
     """What one feed-forward block computed, in the working dtype."""
 
     root: Node
-    seen: Mapping[Hashable, Float[Tensor, "batch query any"]]  # what the tree names
+    seen: Mapping[Hashable, Tensor]  # what the tree names (batch query width); a router's choices are whole numbers
     output: Float[Tensor, "batch query model"]
     branch: tuple[Step, ...]
     stream: tuple[Step, ...]
