@@ -167,3 +167,17 @@ def test_the_path_of_a_softmax_in_closed_form(masked: float) -> None:
             patch.setattr(chosen, "_BLOCK", block)
             for one, other in zip(chosen._softmax_path(scores, outer), plain, strict=True):
                 torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("span", [0.1, 1.0, 6.0, 15.0, 30.0, 60.0])
+def test_sharper_rows_are_visited_more_often(span: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, outer = (torch.rand(4, 50, generator=generator, dtype=torch.float64) for _ in range(2))
+    scores = scores**4 * span
+    found = chosen._softmax_path(scores, outer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chosen, "nodes_for", lambda span: chosen.nodes(200, 2))
+        exact = chosen._softmax_path(scores, outer)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6 if span < 20 else 1e-5, rtol=0)
+    assert len(chosen.nodes_for(1.0)) < len(chosen.nodes_for(8.0)) < len(chosen.nodes_for(30.0))

@@ -186,6 +186,21 @@ def _make_model(folder: Path) -> None:
     tiny_tokenizer().save_pretrained(folder / "model")
 
 
+def _make_explanation(folder: Path) -> None:
+    import torch
+
+    tiny().explain("the old bridge", direction=torch.ones(16)).save(folder / "why.zarr")
+
+
+def _make_masked_model(folder: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(tiny_bert().config).save_pretrained(folder / "model")
+    tiny_tokenizer().save_pretrained(folder / "model")
+
+
 # ---- alignments -------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +309,15 @@ TARGETS: list[Target] = [
     Target(
         "view", _make_analysis, lambda folder: ["view", "run.zarr", "--out", "page.html"],
         damage=("run.zarr/**/*",), own=("page.html",), same=("page.html",),
+    ),
+    Target(
+        "view-explanation", _make_explanation, lambda folder: ["view", "why.zarr", "--out", "page.html"],
+        damage=("why.zarr/**/*",), own=("page.html",), same=("page.html",),
+    ),
+    Target(
+        "model-explain", _make_masked_model,
+        lambda folder: ["explain", "the old [MASK]", "--model", "model", "--out", "out"],
+        damage=("model/*",), own=("out",),
     ),
     Target("model-info", _make_model, lambda folder: ["info", "model"], damage=("model/*",)),
     Target(

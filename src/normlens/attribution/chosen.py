@@ -5,6 +5,7 @@ Integrated gradients of `softmax(S) V` along `(t S, t V)`: values get `∫₀¹ 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-#: Gauss points in `u`, with `t = u³`: a sharp row changes fast near zero.
-POINTS = 24
 _MASKED = 1e30
+#: A row whose scores differ by more is visited most densely near zero, where it changes fast.
+_SHARP = 32.0
 #: Numbers of a block of rows: what a processor's cache holds several times over.
 _BLOCK = 1 << 16
 
@@ -32,11 +33,31 @@ class Weights:
 
 
 @lru_cache
-def nodes(points: int = POINTS) -> tuple[tuple[float, float], ...]:
-    """Where on [0, 1] the path is visited, and with what weight."""
+def nodes(points: int, power: int = 1) -> tuple[tuple[float, float], ...]:
+    """Where on [0, 1] the path is visited, and with what weight: Gauss points in `u`, `t = u^power`."""
     x, w = np.polynomial.legendre.leggauss(points)
     u, w = (x + 1) / 2, w / 2
-    return tuple((float(a**3), float(b * 3 * a * a)) for a, b in zip(u, w, strict=True))
+    return tuple((float(a**power), float(b * power * a ** (power - 1))) for a, b in zip(u, w, strict=True))
+
+
+def nodes_for(span: float) -> tuple[tuple[float, float], ...]:
+    """As many points as rows need whose scores differ by up to `span`: they bend more the sharper they are.
+
+    Measured on rows of 200 keys, flat, with a sink, and with few large scores, this leaves about 1e-7 of the weights up to a
+    span of 16.
+    """
+    points = 5 + math.ceil(1.1 * span) if span < _SHARP else 0
+    return nodes(points) if points else nodes(48, 3)
+
+
+def _span(scores: Tensor) -> float:
+    """The largest difference of two scores in one row, masked ones left out."""
+    if scores.device.type != "cpu":  # no wait of the host off the CPU
+        return _SHARP
+    seen = scores > -_MASKED / 10
+    low, high = (torch.where(seen, scores, fill) for fill in (torch.inf, -torch.inf))
+    found = float((high.amax(-1) - low.amin(-1)).max())
+    return found if 0 <= found < _SHARP else 0.0 if found < 0 else _SHARP
 
 
 class Chosen(Function):
@@ -64,7 +85,7 @@ class Chosen(Function):
 def _path(weigh: Callable[[Tensor], Tensor], scores: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     """`∫ weigh(t S) dt`, and `∫ outer · ∂weigh(t S)/∂S dt`, of any function of the scores."""
     mean, to_scores = torch.zeros_like(outer), torch.zeros_like(scores)
-    for t, weight in nodes():
+    for t, weight in nodes_for(_span(scores)):
         at = (t * scores).requires_grad_()
         alpha = weigh(at)
         to_scores += weight * t * torch.autograd.grad(alpha, at, outer)[0]
@@ -87,7 +108,7 @@ def _softmax_path(scores: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
         s, g = rows[few, :last].to(exact), gradients[few, :last].to(exact)
         alpha, given = torch.empty_like(s), torch.empty_like(s)
         of_values, of_scores = torch.zeros_like(s), torch.zeros_like(s)
-        for t, weight in nodes():
+        for t, weight in nodes_for(_span(s)):
             torch.mul(s, t, out=given)
             torch.softmax(given, -1, out=alpha)
             of_values.add_(alpha, alpha=weight)
@@ -112,7 +133,7 @@ def replayed(recorded: Any, scores: Tensor, values: Tensor, multiply: Any) -> Te
     # A masked score moves nothing, however large a negative number stands for it.
     change = torch.where(first.abs() < _MASKED, scores.detach(), torch.zeros_like(scores))
     out = torch.zeros((), dtype=values.dtype)
-    for t, weight in nodes():
+    for t, weight in nodes_for(_span(first)):
         moved: Any = torch.func.jvp(weigh, (t * first,), (change,))
         out = out + weight * multiply(moved[0], values) + weight * t * multiply(moved[1], fixed)
     return out

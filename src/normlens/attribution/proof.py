@@ -53,7 +53,8 @@ def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> N
     """
     gaps = terms.gaps
     if sizes is not None:
-        gaps = gaps * (terms.absolute / torch.maximum(terms.absolute, sizes)).unsqueeze(1)
+        largest = torch.maximum(terms.absolute, sizes).clamp_min(torch.finfo(torch.float64).tiny)
+        gaps = gaps * (terms.absolute / largest).unsqueeze(1)
     worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
     if not worst <= subject.tolerance:
         cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
@@ -87,7 +88,7 @@ def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, s
         expected, scale = expected + each.sum(1), scale + each.abs().sum(1)
     for given in terms.constants.values():
         expected, scale = expected + given, scale + given.abs()
-    scale = torch.maximum(scale, terms.absolute)
+    scale = torch.maximum(scale, terms.absolute).clamp_min(torch.finfo(torch.float64).tiny)
     gap = float(((found - expected).abs() / (scale if sizes is None else torch.maximum(scale, sizes))).max())
     allowed = _REPLAY_TOLERANCE * TOLERANCE[subject.dtype]
     if not gap <= allowed:

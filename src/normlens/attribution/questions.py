@@ -160,9 +160,9 @@ class Resolver:
         return "softmax"
 
     @property
-    def sides(self) -> tuple[str, str]:
-        """The names of the first and of the second stack of layers: a model that reads from left to right is a decoder."""
-        return ("decoder" if self.head == "causal" or _reads_leftwards(self.model) else "encoder", "decoder")
+    def only_side(self) -> str:
+        """The name of a single stack of layers: a model that reads from left to right is a decoder."""
+        return "decoder" if self.head == "causal" or _reads_leftwards(self.model) else "encoder"
 
     def start_token(self) -> int:
         """The token from which an encoder-decoder begins to write."""

@@ -69,8 +69,11 @@ def explanation(
 def _labels(resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: Solved) -> Labels:
     names = [str(resolver.name(answer.output)) for answer in solved.answers]
     source = real_positions(inputs, row, decoder=False)
+    if len(solved.steps[0].tokens) == 1 and job.text.target is not None:  # the encoder's states were handed in
+        target = real_positions(inputs, row, decoder=True)
+        return Labels(("decoder",), [job.text.target], [target], job.stepwise, names)
     if len(solved.steps[0].tokens) == 1:
-        return Labels(resolver.sides[:1], [job.text.source], [source], job.stepwise, names)
+        return Labels((resolver.only_side,), [job.text.source], [source], job.stepwise, names)
     if job.text.target is None:  # it feeds its own input to its decoder
         sides, real = [job.text.source] * 2, [source] * 2
     else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normlens.anatomy.examine import family_of
 from normlens.anatomy.interface import autocast_dtype, evaluating, run_arguments
 from normlens.attribution.observer import Wanted
+from normlens.attribution.operands import mapped
 from normlens.attribution.proof import Subject, check_finite, check_number, check_replay, check_sums
 from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor
 from normlens.attribution.request import ExplainRequest
@@ -110,8 +111,8 @@ class _Batch:
             for step in range(len(questions[0]))
         ]
         own = None if kind in known else self._own_numbers(inputs, steps[0])
-        arguments = run_arguments(model, fresh(dict(inputs)))
-        with evaluating(model), _seen_attention(model), torch.enable_grad():
+        with torch.inference_mode(False), evaluating(model), _seen_attention(model), torch.enable_grad():
+            arguments = mapped(run_arguments(model, fresh(dict(inputs))), _outside_of_inference)
             run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
             if run.mixed_rows:
@@ -147,6 +148,11 @@ def _wanted(request: ExplainRequest) -> Wanted:
         blocks=request.keeps("blocks"),
         direct=request.keeps("direct"),
     )
+
+
+def _outside_of_inference(x: Tensor) -> Tensor:
+    """The same numbers where gradients may use them: tensors made under `torch.inference_mode` take part in none."""
+    return x.clone() if x.is_inference() else x
 
 
 def _one_row(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
