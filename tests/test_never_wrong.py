@@ -438,6 +438,13 @@ def test_the_norm_before_the_projection_goes_to_the_vectors() -> None:
         np.testing.assert_allclose(af_norm, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["bitnet", "diffllama"])
+def test_a_value_that_is_taken_away_would_change_the_norm_before_the_projection(family: str) -> None:
+    model = tiny_model(family)
+    with pytest.raises(InputError, match=r"value_zeroing computes the layer again.*before the output projection"):
+        Lens(model).analyze_inputs(tiny_inputs(model, padded=False), measures=["value_zeroing"])
+
+
 def test_weights_that_are_more_than_a_softmax_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from normlens.anatomy.interface import AttentionCall
 

@@ -11,6 +11,7 @@ import torch
 
 from normlens.anatomy.description import Anatomy, FeedForward, LayerEnd, Site
 from normlens.decompose.stages import PairRequest
+from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
 from normlens.word_level import WordMode
@@ -134,6 +135,11 @@ def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) 
             raise InputError(
                 f"value_zeroing computes the layer again for each pair: in {site} a router would choose anew; ask for "
                 "ffresln_n, which holds its choice"
+            )
+        if "value_zeroing" in further and any(isinstance(step, Normalization) for step in site.inner):
+            raise InputError(
+                f"value_zeroing computes the layer again for each pair: in {site} a normalization before the output "
+                "projection would divide by another number; ask for ffresln_n, which holds it fixed"
             )
     if all(isinstance(site.end, str) for site in sites):
         raise InputError(
