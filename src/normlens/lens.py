@@ -276,7 +276,10 @@ class Lens:
 
         One text in, one `Analysis` out; a list in, a list out, in the same order. `pair` is a second segment, `target`
         what an encoder-decoder model is made to write; `generate=True` analyses what the model itself writes.
-        With `pretokenized=True` a text is a list of words. `words` merges subwords to words.
+        With `pretokenized=True` a text is a list of words. `words` merges subwords to words. Without `measures`, the nine
+        standard ones are computed; maps that look into the feed-forward block cost about half as many feed-forward passes
+        as there are tokens and are asked for by name. `progress` is called with how much is done and how much there is:
+        texts, or sites where all texts are one batch.
         """
         if batch_size < 1:
             raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
@@ -296,8 +299,10 @@ class Lens:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             rows = [encoded[i] for i in chosen]
-            found.update(zip(chosen, self._analyze_rows(self._padded(rows), rows, asked), strict=True))
-            if progress is not None:
+            alone = progress if len(order) <= batch_size else None
+            made = self._analyze_rows(self._padded(rows), rows, asked, alone)
+            found.update(zip(chosen, made, strict=True))
+            if progress is not None and alone is None:
                 progress(min(start + batch_size, len(order)), len(order))
         return found[0] if single else [found[i] for i in range(len(encoded))]
 
@@ -631,14 +636,18 @@ class Lens:
         return (*given, autocast, state.implementation, state.adapters, state.hooks, state.wrappers)
 
     def _analyze_rows(
-        self, inputs: Mapping[str, Any], rows: Sequence[EncodedText] | None, asked: dict[str, Any]
+        self,
+        inputs: Mapping[str, Any],
+        rows: Sequence[EncodedText] | None,
+        asked: dict[str, Any],
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[Analysis]:
         """One analysis per row; what was kept from earlier passes is rebuilt once before anything is refused."""
         with one_pass_at_a_time(self._body):
             self.refresh()
             kept = bool(self._anatomies)
             try:
-                return self._analyze_once(inputs, rows, asked)
+                return self._analyze_once(inputs, rows, asked, progress)
             except (AnatomyError, DecompositionError):
                 if not kept:
                     raise
@@ -650,21 +659,30 @@ class Lens:
                     self._call(model, run_arguments(model, inputs))
                 raise
             self._forget()
-            return self._analyze_once(inputs, rows, asked)
+            return self._analyze_once(inputs, rows, asked, progress)
 
     def _analyze_once(
-        self, inputs: Mapping[str, Any], rows: Sequence[EncodedText] | None, asked: dict[str, Any]
+        self,
+        inputs: Mapping[str, Any],
+        rows: Sequence[EncodedText] | None,
+        asked: dict[str, Any],
+        progress: Callable[[int, int], None] | None,
     ) -> list[Analysis]:
         anatomy = self._anatomy_for(inputs)
         request = Request.of(anatomy, **asked)
         count = len(rows) if rows is not None else rows_of(inputs)
         builders = [AnalysisBuilder() for _ in range(count)]
         masks: dict[Kind, tuple[Tensor, Tensor]] = {}
+        done = 0
 
         def take(result: SiteResult, block: object) -> None:
             masks[result.kind] = result.query_mask, result.key_mask
             for row, builder in enumerate(builders):
                 builder.update(result, row)
+            if progress is not None:
+                nonlocal done
+                done += 1
+                progress(done, len(request.sites))
 
         words: RowWords | None = None
         if request.words is not None and rows is not None:

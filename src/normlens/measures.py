@@ -71,6 +71,7 @@ class Measure:
     says: str = ""
     cross_equation: str | None = None
     standard: bool = True  # computed where no measure is named
+    signed: bool = False  # below zero by itself, not only as a difference of two analyses
     reach: Reach = "block"
     place: Place | None = None  # where in the feed-forward block a vector-based map looks
 
@@ -266,6 +267,7 @@ MEASURES: dict[str, Measure] = {
             PairRequest(alpha=True),
             says="how far each part goes in the direction of the block's output, signed",
             standard=False,
+            signed=True,
         ),
         Measure(
             "enc_n",

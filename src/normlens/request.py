@@ -169,6 +169,16 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
+def feed_forward_passes(names: Sequence[str], tokens: int) -> float:
+    """About how many passes through the feed-forward block the named maps cost in each layer of an encoder.
+
+    By heads, the first half is cheap and the second is a product for each pair; `value_zeroing` computes the whole block
+    for each pair. Half of that in a decoder, which looks at one side.
+    """
+    fed = any(MEASURES[name].place is not None for name in names)
+    return tokens / 2 * fed + tokens * ("value_zeroing" in names)
+
+
 def available_bytes() -> int | None:
     """The memory that is still free, where the system says so."""
     try:

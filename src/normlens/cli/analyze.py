@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
-from normlens.cli.terminal import console, print_json, progress_bar, show
+from normlens.cli.terminal import console, note, print_json, progress_bar, show
 from normlens.files import refuse_existing, refuse_input, whole_files, writable_folder, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normlens.analysis import Analysis, SiteAnalysis
+    from normlens.lens import Lens
 
 #: What `--out` holds beside the pictures: the tidy table, and the result for `normlens.open` and `normlens view`.
 _TABLE, _RESULT = "analysis.csv", "analysis.zarr"
@@ -32,7 +33,8 @@ def analyze(
     model: ModelOption = None,
     gguf_file: GgufOption = None,
     measure: Annotated[
-        list[str] | None, typer.Option("--measure", help="A measure to compute (repeat); all of them by default.")
+        list[str] | None,
+        typer.Option("--measure", help="A measure to compute (repeat); the nine standard ones by default."),
     ] = None,
     layer: Annotated[
         list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
@@ -48,6 +50,7 @@ def analyze(
     if out is not None:
         _check_folder(out, model, overwrite)
     lens = open_lens(model, gguf_file)
+    _announce(lens, measure or [], text, pair)
     with progress_bar("analysing") as progress:
         analysis = lens.analyze(
             text,
@@ -67,6 +70,21 @@ def analyze(
     print_tables(analysis)
     for file in files:
         show(f"wrote {file}")
+
+
+def _announce(lens: Lens, measures: list[str], text: str, pair: str | None) -> None:
+    """Say what maps through the feed-forward block cost, before they start."""
+    from normlens.measures import MEASURES
+    from normlens.request import feed_forward_passes
+
+    costly = [name for name in measures if name in MEASURES and MEASURES[name].reach == "feed_forward"]
+    if costly and lens.tokenizer is not None:
+        tokens = len(lens.tokenizer(text, pair)["input_ids"])
+        passes = feed_forward_passes(costly, tokens)
+        note(
+            f"{', '.join(costly)}: {tokens} x {tokens} pairs go through the feed-forward block of each layer, about "
+            f"{passes:.0f} times its cost in the plain pass (half of that in a decoder)"
+        )
 
 
 def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, open_lens
-from normlens.cli.terminal import console, print_json, progress_bar, progress_bars
+from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
 from normlens.files import refuse_existing, refuse_input, writable_folder
 
@@ -26,7 +26,7 @@ _MOST_CELLS = 40
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021 or kobayashi2020-nmt.")],
+    name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021, kobayashi2024 or kobayashi2020-nmt.")],
     model: ModelOption = None,
     data: Annotated[
         list[Path] | None,
@@ -43,9 +43,13 @@ def reproduce(
     ] = "code",
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="At most so many sequences, 992 by default; translation: pairs, all by default."),
+        typer.Option(
+            min=1, help="At most so many sequences, 992 by default (2024: 24); translation: pairs, all by default."
+        ),
     ] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sequence at most, 128 by default (2024: 64).")
+    ] = None,
     pairs: Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Decides masks and samples.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass; never changes the numbers.")] = 8,
@@ -103,7 +107,15 @@ def reproduce(
                 progress=progress,
             )
             outcome: Outcome = chosen.load().run(pairs_study)
+    elif chosen.kind == "layers":
+        from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
+
+        lens, most, longest = open_lens(model), limit or LIMIT, max_length or LENGTH
+        note(estimate(most, longest))
+        with progress_bar("sequences") as progress:
+            outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
     else:
+        from normlens.experiments.encoder_study import LENGTH as PAPERS_LENGTH
         from normlens.experiments.encoder_study import EncoderStudy
 
         with pass_bars() as move:
@@ -114,7 +126,7 @@ def reproduce(
                 frequency,
                 definition,  # type: ignore[arg-type]
                 992 if limit is None else limit,
-                max_length,
+                PAPERS_LENGTH if max_length is None else max_length,
                 pairs,
                 seed=seed,
                 batch_size=batch_size,

@@ -1,6 +1,7 @@
 """The papers' experiments by name: each `run`s a study of one model and gives an `Outcome`.
 
-`kobayashi2020_bert` and `kobayashi2021` take an `EncoderStudy`, `kobayashi2020_nmt` a `TranslationStudy`.
+`kobayashi2020_bert` and `kobayashi2021` take an `EncoderStudy`, `kobayashi2020_nmt` a `TranslationStudy`, `kobayashi2024` a
+`LayerStudy`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from normlens.errors import InputError
 
 @dataclass(frozen=True)
 class Experiment:
-    """Where an experiment is written, and what it studies: an encoder with text, or a translation model with pairs."""
+    """Where an experiment is written, and what it studies: an encoder, one stack of layers, or a translation model."""
 
     module: str
-    kind: Literal["encoder", "translation"]
+    kind: Literal["encoder", "layers", "translation"]
     title: str
 
     def load(self) -> ModuleType:
@@ -31,6 +32,7 @@ EXPERIMENTS = {
     "kobayashi2020-bert": Experiment("kobayashi2020_bert", "encoder", "weights against norms in an encoder"),
     "kobayashi2020-nmt": Experiment("kobayashi2020_nmt", "translation", "word alignments from a translation model"),
     "kobayashi2021": Experiment("kobayashi2021", "encoder", "mixing ratios with residual and normalization"),
+    "kobayashi2024": Experiment("kobayashi2024", "layers", "what the feed-forward block does to the map of a layer"),
 }
 
 

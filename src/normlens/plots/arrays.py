@@ -135,7 +135,7 @@ def colour_bar_label(
     """
     known = MEASURES.get(str(measure))
     # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
-    difference = below_zero and known is not None and not known.weights
+    difference = below_zero and known is not None and not known.weights and not known.signed
     name = ("difference in " if difference else "") + title_of(measure) + (", root scale" if root else "")
     equation = "" if known is None else (known.cross_equation if cross else None) or known.equation
     formula = " / ".join(part for part in (equation, "row sum" if row_shares else "") if part)
