@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import normlens
-from normlens.alignment.parallel_files import read_sentences
+from normlens.alignment import parallel_files
+from normlens.alignment.parallel_files import UnfinishedRun, read_sentences
 from normlens.errors import InputError
 
 
@@ -28,3 +29,15 @@ def test_what_needs_no_model_needs_no_torch() -> None:
     folder = Path(normlens.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(folder)})
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_run_that_cannot_write_its_record_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the same command, run again when there is room, would be refused because of what it left itself."""
+
+    def full(path: Path, content: object) -> None:
+        raise InputError("no space left")
+
+    monkeypatch.setattr(parallel_files, "write_sealed_json", full)
+    with pytest.raises(InputError, match="no space left"), UnfinishedRun(tmp_path / "links", {}).growing():
+        pass
+    assert not list(tmp_path.iterdir())

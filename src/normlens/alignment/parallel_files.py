@@ -103,7 +103,12 @@ class UnfinishedRun:
     def growing(self) -> Iterator[UnfinishedRun]:
         """Lines may be added while the block runs; when it ends well, the output is whole."""
         with growing_file(self.part, self._bytes) as self._file:
-            self.save()
+            try:
+                self.save()
+            except BaseException:
+                if not _record_path(self.out).exists():  # without a record nobody could go on with it
+                    self.part.unlink(missing_ok=True)
+                raise
             yield self
             self.save()
         move_file(self.part, self.out)
@@ -154,7 +159,7 @@ def _read_record(out: Path) -> dict[str, Any]:
         return read_sealed_json(_record_path(out), "the record of a run")
     except InputError as error:
         raise InputError(
-            f"Only a run that left its record can be resumed: {error}. Start again without --resume."
+            f"Only a run that left its record can be resumed: {error}. Start again with --overwrite."
         ) from error
 
 
