@@ -40,12 +40,15 @@ Of the exact ones, {shown} show their attentions, and in all of these `alpha` ag
 add up to it, at the entrance of every layer, below 1e-5 of the sum of absolute terms (explain.md); this is another check,
 and families that are refused above may be explained.
 
-*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` before attention,
-`branch` between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention
-and the output projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width
-squared), `own code` means that attention does not go through transformers' interface and was followed from softmax to
-values, `text only` that the family also has images or sounds, which were not part of this check. *Proof*: a bound on
-the largest relative error of all rebuilt vectors.
+*Sites* are attention blocks by kind. *Norm*: `post` stands after the residual sum, `pre` before attention, `branch`
+between attention and the sum. *Notes*: `gate` is a number for each query and coordinate between attention and the
+output projection (exact with the gate held fixed; no `f_norm`; the cost per pair grows with the model's width squared),
+`several residual streams` that the block is written into each of them by numbers of its own (hyper-connections: parts
+and residual are vectors of all streams side by side), `differential heads` that heads are added up with a factor before
+the projection (`alpha` stays what each softmax gave, the factor is part of `f`), `own code` means that attention does
+not go through transformers' interface and was followed from softmax to values, `text only` that the family also has
+images or sounds, which were not part of this check. *Proof*: a bound on the largest relative error of all rebuilt
+vectors.
 
 """
 
