@@ -67,6 +67,14 @@ def test_a_choice_of_layers_is_saved_and_taken_over(text: list[str], tmp_path: P
     assert code == 2 and "--overwrite" in message
 
 
+def test_a_page_shows_one_pair(text: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(*text, "--page", str(page), "--page-line", "2")
+    assert "grande" in page.read_text(encoding="utf-8")
+    assert "--overwrite" in run(*text, "--page", str(page))[2]
+    assert "no line 99" in run(*text, "--page", str(page), "--overwrite", "--page-line", "99")[2]
+
+
 def test_confidence_is_written_after_each_link(text: list[str]) -> None:
     _, sure, _ = run(*text, "--confidence")
     _, plain, _ = run(*text, "--scores")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import normlens
 from normlens.alignment.aligner import Aligner
@@ -11,6 +12,7 @@ from normlens.alignment.links import swap
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from tests.alignment.models_for_tests import FAMILIES, SENTENCES, lens
+from tests.text.tokenizers_for_tests import tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +160,28 @@ def test_the_record_names_every_choice() -> None:
 def test_maps_of_one_model_cannot_be_joined() -> None:
     with pytest.raises(InputError, match="needs a reverse model"):
         Aligner(lens("marian"), symmetrize="product")
+
+
+def test_a_decoder_only_model_aligns_in_a_prompt() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    words = tokenizer("byte-level")
+    sizes = GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=len(words), n_positions=120, initializer_range=0.4)
+    model = normlens.Lens(GPT2LMHeadModel(sizes).eval(), words)
+    prompts = {"prompt": "a:\n{source}\nb:\n{target}", "reverse_prompt": "b:\n{source}\na:\n{target}"}
+    aligner = Aligner(model, model, layer=[1, 2], extract="mutual", **prompts)  # type: ignore[arg-type]
+    alone = [next(aligner.align([pair])) for pair in SENTENCES]
+    together = list(aligner.align(SENTENCES))
+    assert [pair.links for pair in together] == [pair.links for pair in alone]  # a batch changes nothing
+    assert all(pair.links for pair in together)
+    encoded = aligner.forward.encoder(*SENTENCES[0])
+    (found,) = aligner.forward.maps([encoded], [1], "awi")
+    assert found is not None and found.shape == (len(SENTENCES[0][1].split()), len(SENTENCES[0][0].split()) + 1)
+    late = aligner.forward.encoder("a house", " ".join(["maison"] * 150))
+    assert late.problem is not None and "the model takes 120" in late.problem
+    for prompt in ("no places", "{target} {source}", "{source}{target}"):
+        with pytest.raises(InputError, match="A prompt holds"):
+            Aligner(model, prompt=prompt)
+    with pytest.raises(InputError, match="a prompt with"):
+        Aligner(lens("marian"), prompt=prompts["prompt"])

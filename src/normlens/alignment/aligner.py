@@ -129,7 +129,9 @@ class Aligner:
     Every layer of every model is a view of the alignment; the views are multiplied, and a link is a pair of words that
     holds the majority of its row and column (`combine="views"`, `extract="share"`). `reverse` is a model that
     translates in the opposite direction: more views. `combine="mean"` averages layers instead, for arg-max links and
-    heuristics over the links of two directions. `layer` is `auto` (see `layer_choice`), `best`, a layer, or several.
+    heuristics over the links of two directions. A decoder-only model takes a `prompt` with `{source}` and `{target}`;
+    with the languages turned round, it is its own `reverse`. `layer` is `auto` (see `layer_choice`), `best`, a layer,
+    or several.
 
     >>> aligner = Aligner("opus-mt-en-fr", reverse="opus-mt-fr-en")          # doctest: +SKIP
     >>> aligner.align_pair("the little house", "la petite maison").links     # doctest: +SKIP
@@ -156,9 +158,11 @@ class Aligner:
         reverse_source_prefix: str = "",
         source_language: str | None = None,
         target_language: str | None = None,
+        prompt: str = "",
+        reverse_prompt: str = "",
     ) -> None:
         how: Joining | Symmetrization | None = symmetrize or (None if reverse is None else "product")
-        # The views have no null column and no heuristic over links: whoever asks for one of those combines by the mean.
+        # Views have no null column and no heuristic over links: whoever asks for one combines layers by the mean.
         plain = how in (None, "product") and extract in (None, "share", "mutual")
         combined: Combination = combine or ("views" if plain else "mean")
         usual: Extraction = "share" if combined == "views" else "mutual" if how in JOININGS else "argmax"
@@ -181,10 +185,12 @@ class Aligner:
             lens = model if isinstance(model, Lens) else load(model)
             return WordMapper(lens, form, measure=measure, head=head, batch_tokens=batch_tokens)
 
-        self.forward = mapper(model, PairFormat(raw, source_prefix, source_language, target_language))
+        self.forward = mapper(model, PairFormat(raw, source_prefix, source_language, target_language, prompt))
         self.reverse: WordMapper | None = None
         if reverse is not None:
-            self.reverse = mapper(reverse, PairFormat(raw, reverse_source_prefix, target_language, source_language))
+            self.reverse = mapper(
+                reverse, PairFormat(raw, reverse_source_prefix, target_language, source_language, reverse_prompt)
+            )
         #: Filled when the first text is seen: the layers of each direction, and how far each layer's readings agree.
         self.layers: dict[str, tuple[int, ...]] = {}
         self.agreements: dict[str, Agreement] = {}

@@ -1,5 +1,7 @@
 """Sentence pairs as a translation model takes them: the source is read, the target force-decoded.
 
+A decoder-only model reads both in one prompt: its target's words look back at the source's words in it.
+
 The decoder's input is start, (language code,) y1 … yn. Read with its input (`awi`), the row of y_t is the step that
 takes y_t in; read with its output (`awo`), it is the step before, which puts y_t out.
 """
@@ -26,6 +28,8 @@ class PairFormat:
     source_prefix: str = ""
     source_language: str | None = None
     target_language: str | None = None
+    #: For decoder-only models: what they read, with `{source}` and `{target}` in it.
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class EncodedPair:
     def length(self) -> int:
         """Tokens of the longer side, which decides what a batch costs."""
         return max(len(self.source_ids), len(self.decoder_ids))
+
+
+@dataclass(frozen=True)
+class PromptedPair(EncodedPair):
+    """A pair in one prompt: `source_ids` and `decoder_ids` are both the whole of it."""
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The model's one input."""
+        return {"input_ids": self.source_ids}
 
 
 class PairEncoder:
@@ -98,6 +112,49 @@ class PairEncoder:
     def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
         """The model's inputs for several pairs."""
         return pad_rows([pair.inputs for pair in pairs], self._pad, device)
+
+
+class PromptEncoder:
+    """Turns lines of text into prompts for a decoder-only model: `English:\\n{source}\\nFrench:\\n{target}`."""
+
+    def __init__(self, model: Any, tokenizer: Any, form: PairFormat) -> None:
+        if tokenizer is None:
+            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+        before, between, after = _parts_of(form.prompt)
+        self.source = self.target = Segmenter(tokenizer, raw=form.raw)
+        self._before = self.source.prefix + self.source.text_ids(before)
+        self._between = self.source.text_ids(between)
+        self._after = self.source.text_ids(after)
+        self._pad = padding_id(model, tokenizer)
+        self.limit = longest_input(model, tokenizer)
+
+    def __call__(self, source: str, target: str) -> EncodedPair:
+        """Prepare one pair; a pair that cannot be aligned says why in `problem`."""
+        source_words, target_words = self.source(source), self.target(target)
+        start = len(self._before) + len(source_words.ids) + len(self._between)
+        ids = self._before + source_words.ids + self._between + target_words.ids + self._after
+        problem = None
+        if not source_words.ids or not target_words.ids:
+            problem = "an empty side" if not (source_words.words and target_words.words) else "a side without subwords"
+        elif self.limit is not None and len(ids) > self.limit:
+            problem = f"{len(ids)} subwords, the model takes {self.limit}"
+        columns, rows = _shifted(source_words.spans, len(self._before)), _shifted(target_words.spans, start)
+        return PromptedPair(source_words, target_words, ids, ids, columns, rows, problem)
+
+    def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
+        """The model's inputs for several pairs."""
+        return pad_rows([pair.inputs for pair in pairs], self._pad, device)
+
+
+def _parts_of(prompt: str) -> tuple[str, str, str]:
+    before, found, rest = prompt.partition("{source}")
+    between, also, after = rest.partition("{target}")
+    if not found or not also or not between:
+        raise InputError(
+            "A prompt holds {source}, then {target}, with text between: "
+            f"got {prompt!r}; write for example 'English:\\n{{source}}\\nFrench:\\n{{target}}'."
+        )
+    return before, between, after
 
 
 def _start_id(config: Any, target: Segmenter) -> int:

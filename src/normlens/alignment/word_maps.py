@@ -14,7 +14,8 @@ from torch import Tensor
 
 from normlens.alignment.extraction import JointMap, WordMap, joined_views
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting, recall_agreement, remember_agreement
-from normlens.alignment.pair_encoding import EncodedPair, PairEncoder, PairFormat
+from normlens.alignment.pair_encoding import EncodedPair, PairEncoder, PairFormat, PromptEncoder
+from normlens.anatomy.description import Kind
 from normlens.capture import SiteResult
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -86,8 +87,13 @@ class WordMapper:
         head: int | None = None,
         batch_tokens: int = 4096,
     ) -> None:
-        if "cross" not in lens.anatomy.kinds:
-            raise InputError(f"Alignment needs a model with cross-attention: {lens.family} has none.")
+        form = form or PairFormat()
+        self.kind: Kind = "decoder" if form.prompt else "cross"
+        if self.kind not in lens.anatomy.kinds or (form.prompt and "cross" in lens.anatomy.kinds):
+            raise InputError(
+                "Alignment needs a model with cross-attention, or a decoder-only one and a prompt with {source} and "
+                f"{{target}}: {lens.family} has {', '.join(lens.anatomy.kinds)} and the prompt is {form.prompt!r}."
+            )
         if measure not in MEASURES or "query" not in MEASURES[measure].axes:
             maps = [name for name, known in MEASURES.items() if "query" in known.axes]
             raise InputError(f"A measure for alignment is one of {', '.join(maps)}: {measure!r} is none of them.")
@@ -95,13 +101,14 @@ class WordMapper:
         if by_head != (head is not None):
             advice = "say which head" if by_head else "leave out the head, or take alpha or af_norm"
             raise InputError(f"A head is chosen exactly for measures that have heads: {measure} with {head}; {advice}.")
-        sites = [site for site in lens.anatomy.sites if site.kind == "cross"]
+        sites = [site for site in lens.anatomy.sites if site.kind == self.kind]
         if head is not None and not 1 <= head <= sites[0].heads:
             raise InputError(f"A head is one of 1 to {sites[0].heads}: got {head}.")
         self.lens, self.measure, self.head, self.batch_tokens = lens, measure, head, batch_tokens
         self.layers: tuple[int, ...] = tuple(site.layer for site in sites)
         self.heads: int = sites[0].heads
-        self.encoder = PairEncoder(lens.model, lens.tokenizer, form or PairFormat())
+        encoder = PromptEncoder if form.prompt else PairEncoder
+        self.encoder: PairEncoder | PromptEncoder = encoder(lens.model, lens.tokenizer, form)
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +142,7 @@ class WordMapper:
         layers: Sequence[int] | None = None,
     ) -> None:
         """One forward pass over the pairs; each layer's cross-attention is handed to `take` as the layer ends."""
-        request = Request.of(self.lens.anatomy, measures=measures, mixing=[], sites=["cross"], layers=layers)
+        request = Request.of(self.lens.anatomy, measures=measures, mixing=[], sites=[self.kind], layers=layers)
         self.lens.run(self.encoder.batch(batch, self.device), request, lambda result, block: take(result))
 
     def pooled_layers(

@@ -17,7 +17,7 @@ from normlens.cli.line_output import check_output, count_lines, input_record, is
 from normlens.cli.options import OverwriteOption, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
-from normlens.files import refuse_existing
+from normlens.files import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
@@ -72,6 +72,10 @@ def align(
     reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
     source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
     target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
+    prompt: Annotated[
+        str, typer.Option(help="Decoder-only models: what they read, as 'English:\\n{source}\\nFrench:\\n{target}'.")
+    ] = "",
+    reverse_prompt: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
     one_based: Annotated[bool, typer.Option("--one-based", help="Count words from 1.")] = False,
     talp: Annotated[
         bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")
@@ -83,6 +87,8 @@ def align(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per pair: words, links from 0, scores.")
     ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one pair here, too.")] = None,
+    page_line: Annotated[int, typer.Option(min=1, help="Which pair the page shows, from 1.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: OverwriteOption = False,
@@ -101,6 +107,10 @@ def align(
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if reverse_links is not None and symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
+    if page is not None:
+        if not overwrite:
+            refuse_existing(page, "pass --overwrite to replace it")
+        refuse_input(page, [source, target])
     for path in (source, target):
         if not path.exists():
             raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
@@ -131,6 +141,8 @@ def align(
         reverse_source_prefix=reverse_source_prefix,
         source_language=source_language,
         target_language=target_language,
+        prompt=prompt.replace("\\n", "\n"),
+        reverse_prompt=reverse_prompt.replace("\\n", "\n"),
     )
     others = None
     if reverse_links is not None:
@@ -179,6 +191,11 @@ def align(
             run.record = {**run.record, **aligner.record()}  # a pipe's layers are known only now
     if problems:
         print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
+    if page is not None:
+        shown = next(islice(read_parallel(source, target), page_line - 1, None), None)
+        if shown is None:
+            raise InputError(f"a page shows a pair of the input: it has no line {page_line}")
+        aligner.save_html(page, *shown)
     print(aligner.signature(), file=sys.stderr)
 
 
