@@ -127,9 +127,10 @@ def test_nothing_quadratic_by_head_and_width_is_built() -> None:
 
 
 def test_ratios_alone_hold_nothing_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
-    import normlens.capture as capture
 
-    monkeypatch.setattr(capture, "WHOLE_NUMBERS", 1)  # every input counts as long
+    from normlens.decompose import attention
+
+    monkeypatch.setattr(attention, "WHOLE_NUMBERS", 1)  # every input counts as long
     lens = bert()
     short, long = (peak(lens, inputs(1, length), []) for length in (128, 512))
     assert long <= 4.5 * short

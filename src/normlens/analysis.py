@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, WITH_RESIDUAL, no_self_part
+from normlens.measures import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, WITH_RESIDUAL, Kind, no_self_part
 from normlens.provenance import references
 from normlens.rollout import rollout
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from normlens.capture import SiteResult
-    from normlens.measures import SiteValues
+    from normlens.decompose.devices import HostCopies
     from normlens.viewer.display import View
 
 
@@ -300,32 +300,73 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
     return Analysis(sites, record)
 
 
-@dataclass
 class AnalysisBuilder:
-    """The arrays of one sequence as they arrive, one layer of one kind of site at a time."""
+    """The arrays of a batch as they arrive, one layer of one kind of site at a time.
 
-    _layers: dict[str, dict[int, dict[str, np.ndarray]]] = field(default_factory=lambda: defaultdict(dict))
+    Maps of another device travel to the host while it computes the next site, and are cut to each row's real positions here.
+    """
 
-    def update(self, result: SiteResult, row: int) -> None:
-        """Take one row of a batch, without its padding: by word where words were measured, else by token."""
-        proof = result.proof[row]
+    def __init__(self, rows: int) -> None:
+        #: By row, then by kind and layer.
+        self._layers: list[dict[str, dict[int, dict[str, np.ndarray]]]] = [defaultdict(dict) for _ in range(rows)]
+        self._travelling: tuple[SiteResult, HostCopies] | None = None
+        self._real: dict[int, tuple[Tensor, list[slice | np.ndarray]]] = {}  # by mask: each row's real positions
+        self.masks: dict[Kind, tuple[Tensor, Tensor]] = {}  #: of the queries and keys of each kind of site
+
+    def update(self, result: SiteResult) -> None:
+        """Take one site."""
+        self.masks[result.kind] = result.query_mask, result.key_mask
+        self._unpack()  # what was sent with the site before has arrived: the host has waited for this one's proof since
         if result.words:
-            found: SiteResult | SiteValues = result.words[row]
-            row, queries, keys = 0, None, None
-        else:
-            found, queries, keys = result, result.query_mask[row], result.key_mask[row]
-        arrays = {
-            name: _array(value[row], queries if "query" in MEASURES[name].axes else None, keys)
-            for name, value in found.values.items()
-        }
-        for prefix, numbers in ((MIXING, found.mixing), (RESIDUAL, found.residual)):
-            arrays |= {prefix + name: _array(value[row], None, queries) for name, value in numbers.items()}
-        arrays[PROOF] = np.asarray(float(proof))
-        self._layers[result.kind][result.layer] = arrays
+            self._take_words(result)
+            return
+        self._travelling = result, result.to_host()
+        if self._travelling[1].immediate:
+            self._unpack()
 
-    def result(self, labels: Mapping[str, tuple[Sequence[str], Sequence[str]]], record: Mapping[str, Any]) -> Analysis:
-        """The analysis; `labels` are the query and key tokens of each kind of site."""
-        return Analysis({kind: _dataset(layers, *labels[kind]) for kind, layers in self._layers.items()}, record)
+    def result(
+        self, row: int, labels: Mapping[str, tuple[Sequence[str], Sequence[str]]], record: Mapping[str, Any]
+    ) -> Analysis:
+        """The analysis of a row; `labels` are the query and key tokens of each kind of site."""
+        if self._travelling is not None:
+            self._travelling[1].wait()
+            self._unpack()
+        return Analysis({kind: _dataset(layers, *labels[kind]) for kind, layers in self._layers[row].items()}, record)
+
+    def _unpack(self) -> None:
+        """Cut what has arrived into rows."""
+        if self._travelling is None:
+            return
+        (result, copies), self._travelling = self._travelling, None
+        arrays = copies.arrays()
+        by_query = {MIXING + name: ratio.numpy() for name, ratio in result.mixing.items()}
+        by_query |= {RESIDUAL + name: norm.numpy() for name, norm in result.residual.items()}
+        queries, keys = self._positions(result.query_mask), self._positions(result.key_mask)
+        for row, layers in enumerate(self._layers):
+            found = {
+                name: array[row][..., queries[row], :][..., keys[row]]
+                if "query" in MEASURES[name].axes
+                else array[row][..., keys[row]]
+                for name, array in arrays.items()
+            }
+            found |= {name: array[row][queries[row]] for name, array in by_query.items()}
+            found[PROOF] = np.asarray(float(result.proof[row]))
+            layers[result.kind][result.layer] = found
+
+    def _positions(self, mask: Tensor) -> list[slice | np.ndarray]:
+        """The real positions of each row; a slice where there is no padding."""
+        if id(mask) not in self._real:
+            rows = mask.numpy()
+            self._real[id(mask)] = mask, [slice(None) if row.all() else row.nonzero()[0] for row in rows]
+        return self._real[id(mask)][1]
+
+    def _take_words(self, result: SiteResult) -> None:
+        for row, (layers, words) in enumerate(zip(self._layers, result.words, strict=True)):
+            found = {name: value[0].cpu().numpy() for name, value in words.values.items()}
+            for prefix, numbers in ((MIXING, words.mixing), (RESIDUAL, words.residual)):
+                found |= {prefix + name: value[0].cpu().numpy() for name, value in numbers.items()}
+            found[PROOF] = np.asarray(float(result.proof[row]))
+            layers[result.kind][result.layer] = found
 
 
 def _dataset(
@@ -359,12 +400,3 @@ def _same_heads(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         np.pad(array, [(0, most - array.shape[0])] + [(0, 0)] * (array.ndim - 1), constant_values=np.nan)
         for array in arrays
     ]
-
-
-def _array(value: Tensor, queries: Tensor | None, keys: Tensor | None) -> np.ndarray:
-    """The real positions of one row: `queries` on the last axis but one, `keys` on the last."""
-    if queries is not None:
-        value = value[..., queries.to(value.device), :]
-    if keys is not None:
-        value = value[..., keys.to(value.device)]
-    return value.detach().cpu().contiguous().numpy()

@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,23 +19,31 @@ from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy, Gate, Kind, LayerEnd, Place, Site
 from normlens.anatomy.follow import AttentionProduct
-from normlens.anatomy.interface import AttentionCall, answering, autocast_dtype, run_arguments, without_autocast
+from normlens.anatomy.interface import (
+    AttentionCall,
+    answering,
+    autocast_dtype,
+    coarsest,
+    in_full_precision,
+    run_arguments,
+)
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import FeedForwardWeights, SiteWeights, WeightCache
-from normlens.decompose.attention import WHOLE_NUMBERS, Scratch, attend, attend_diagonal
+from normlens.decompose.attention import Scratch, attend, attend_diagonal
 from normlens.decompose.block import Block, BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
+from normlens.decompose.devices import HostCopies
 from normlens.decompose.gates import added_groups, factors, gated_pairs
 from normlens.decompose.grams import repeat_values
 from normlens.decompose.layer_parts import FeedForwardTensors
-from normlens.decompose.pairs import PairCollector, PairResults
+from normlens.decompose.pairs import PairCollector, PairResults, Samples
 from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
 from normlens.further_proof import prove_end, prove_layer, prove_shares
 from normlens.inputs import fresh, rows_of
-from normlens.measures import SiteValues, measure
-from normlens.proof import Subject, pick_pairs, prove_parts, prove_sums, prove_values, prove_weights
+from normlens.measures import SiteValues, measure, same_but_diagonal
+from normlens.proof import Subject, pick_pairs, prove, prove_weights
 from normlens.request import Request
 from normlens.word_level import measure_words
 
@@ -44,8 +52,8 @@ from normlens.word_level import measure_words
 class SiteResult:
     """The numbers of one site for a whole batch, padding included; the masks say which positions are real.
 
-    `values` holds the measures, batch first: `alpha` is (batch, head, query, key), `f_norm` (batch, head, key),
-    `x_norm` (batch, key), a map (batch, query, key). `mixing` and `residual` are (batch, query).
+    `values` holds the measures where the model is, batch first: `alpha` is (batch, head, query, key), `f_norm` (batch,
+    head, key), `x_norm` (batch, key), a map (batch, query, key). `mixing` and `residual` are (batch, query), on the host.
     """
 
     kind: Kind
@@ -57,6 +65,12 @@ class SiteResult:
     key_mask: Bool[Tensor, "batch key"]
     proof: Float[Tensor, " batch"]
     words: tuple[SiteValues, ...] = ()  # one sequence each, by word, where that was asked for
+    #: Maps that are another one times a number, but for their diagonal: only one of them needs to travel.
+    alike: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+    def to_host(self) -> HostCopies:
+        """Send the measures to the host, where they are not there already."""
+        return HostCopies(self.values, self.alike)
 
 
 #: Takes a finished site; its block is good only while the call lasts.
@@ -117,13 +131,9 @@ def capture(
     request: Request,
     positions: Positions,
     weights: WeightCache,
-    rounding: torch.dtype,
     take: Take,
 ) -> Any:
-    """Run the model once; each wanted site is measured, proved and given to `take`. Returns the model's output.
-
-    `rounding` is the coarsest dtype that anything was computed in: it decides what the proof allows.
-    """
+    """Run the model once; each wanted site is measured, proved and given to `take`. Returns the model's output."""
     strangers = {id(site) for site in request.sites} - {id(site) for site in anatomy.sites}
     if strangers:
         raise AnatomyError(
@@ -131,14 +141,14 @@ def capture(
             f"{anatomy.family!r} changed, or on other inputs; make the request again"
         )
     # Before any hook is set: some projections are asked what they do to unit vectors.
-    with without_autocast(model):
+    with in_full_precision(model):
         prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
         fed = {
             id(site): weights.feed_forward(found, request.dtype)
             for site in request.sites
             if (found := request.feed_forward_of(site)) is not None
         }
-    run = _Pass(model, anatomy, request, positions, prepared, fed, rounding, take, inputs)
+    run = _Pass(model, anatomy, request, positions, prepared, fed, take, inputs)
     with answering(model, run.attention), ExitStack() as hooks:
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
@@ -194,6 +204,7 @@ class _Pending:
         self.heads: Tensor | None = None
         self.gate: Tensor | None = None
         self.tensors: dict[Place, Tensor] = {}
+        self.dtypes: set[torch.dtype] = set()  # in which the model computed what was seen
         gates = (step.place for step in site.inner if isinstance(step, Gate))
         later = () if self.end is None else (self.end.total, self.end.normalized)
         perhaps = (site.residual, site.normalized, site.stream_weights, *later)
@@ -218,15 +229,15 @@ class _Pass:
         positions: Positions,
         prepared: Mapping[int, SiteWeights],
         fed: Mapping[int, FeedForwardWeights],
-        rounding: torch.dtype,
         take: Take,
         inputs: Mapping[str, Any],
     ) -> None:
         self._anatomy, self._request, self._positions = anatomy, request, positions
-        self._rounding, self._take = rounding, take
+        self._take = take
+        self._rounding = coarsest([request.dtype], model)
         self._scratch = Scratch()
         self._autocast = autocast_dtype(model) is not None
-        self._in_full = partial(without_autocast, model)
+        self._in_full = partial(in_full_precision, model)
         self._thread = threading.get_ident()
         self.pending = {
             n: _Pending(site, prepared[id(site)], fed.get(id(site)), request)
@@ -289,6 +300,7 @@ class _Pass:
 
     def _note(self, n: int, place: Place, tensor: Tensor) -> None:
         self.pending[n].tensors[place] = tensor.clone() if place.changes else tensor
+        self.pending[n].dtypes.add(tensor.dtype)
         if self.pending[n].complete:
             self._finish(n)
 
@@ -329,14 +341,17 @@ class _Pass:
         else:
             pending.values = call.value.to(self._request.dtype)
             collector = self._collector(pending, call.query.shape[2])
-            long = call.query.shape[:3].numel() * call.key.shape[2] > WHOLE_NUMBERS
-            found = attend_diagonal(inputs, self._scratch) if long and not self._request.pairs_of(site).maps else None
-            if found is None:
-                output = attend(inputs, collector.feed, self._scratch)
-            else:
-                output, diagonal = found
-                collector.take_diagonal(diagonal)
-            pending.pairs = collector.result(output)
+            pending.dtypes.add(call.value.dtype)
+            numbers = call.query.shape[:3].numel() * call.key.shape[2]
+            fused = not self._request.pairs_of(site).maps and self._scratch.prefers_fused(numbers, call.query.device)
+            with self._in_full():
+                found = attend_diagonal(inputs, self._scratch) if fused else None
+                if found is None:
+                    output = attend(inputs, collector.feed, self._scratch)
+                else:
+                    output, diagonal = found
+                    collector.take_diagonal(diagonal)
+                pending.pairs = collector.result(output)
         if pending.complete:
             self._finish(n)
         return output
@@ -356,6 +371,7 @@ class _Pass:
         """Take weights as a whole; where something multiplies the heads' outputs, they wait until it is known."""
         dtype = self._request.dtype
         pending.values, pending.alpha, pending.heads = values.to(dtype), alpha.to(dtype), output.to(dtype)
+        pending.dtypes.add(values.dtype)
         if not pending.site.inner:
             self._take_pairs(pending)
 
@@ -365,7 +381,7 @@ class _Pass:
         assert alpha is not None and heads is not None and values is not None
         pending.alpha = pending.heads = None
         query_mask, _ = self._masks_of(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
-        prove_weights(alpha, query_mask, self._subject(pending.site))
+        prove_weights(alpha, query_mask, self._subject(pending))
         by_head, factor = repeat_values(values, alpha.shape[1]), None
         if pending.site.inner:
             found = factors(added_groups(heads, pending.site.groups), self._inner_steps(pending))
@@ -405,10 +421,11 @@ class _Pass:
             self._scratch,
         )
 
-    def _subject(self, site: Site) -> Subject:
-        return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, self._rounding)
+    def _subject(self, pending: _Pending) -> Subject:
+        site, rounding = pending.site, max({self._rounding, *pending.dtypes}, key=lambda dtype: torch.finfo(dtype).eps)
+        return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, rounding)
 
-    def _samples(self, pending: _Pending, queries: int) -> Tensor:
+    def _samples(self, pending: _Pending, queries: int) -> Samples:
         """The pairs of this site that the proof will rebuild."""
         assert pending.values is not None
         masks = self._masks_of(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
@@ -435,12 +452,13 @@ class _Pass:
         tensors = block_tensors(pending, request.dtype)
         block = Block(tensors)
         query_mask, key_mask = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
-        subject = self._subject(site)
-        error = prove_sums(block, query_mask, subject)
-        prove_values(block, key_mask, subject)
         measures, mixing = request.of_site(site)
         found = measure(block, measures, mixing)
-        prove_parts(block, found.values, subject)
+        small = [*found.mixing.values(), *found.residual.values()]
+        subject = self._subject(pending)
+        error, small = prove(block, found.values, query_mask, key_mask, subject, small)
+        ratios = dict(zip(found.mixing, small, strict=False))
+        residual = dict(zip(found.residual, small[len(ratios) :], strict=True))
         if tensors.end is not None:
             error = torch.maximum(error, prove_end(block, query_mask, subject))
         prove_shares(block, found.values, subject)
@@ -461,7 +479,16 @@ class _Pass:
             )
         self._take(
             SiteResult(
-                site.kind, site.layer, found.values, found.mixing, found.residual, query_mask, key_mask, error, words
+                site.kind,
+                site.layer,
+                found.values,
+                ratios,
+                residual,
+                query_mask,
+                key_mask,
+                error,
+                words,
+                same_but_diagonal(block, measures),
             ),
             block,
         )

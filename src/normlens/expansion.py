@@ -20,7 +20,7 @@ def singular_value_table(anatomy: Anatomy) -> xr.DataArray:
     rows = []
     for site in anatomy.sites:
         weights, biases = _value_weights(site)
-        output = head_weights(site, torch.float64)
+        output = head_weights(site, torch.float64, torch.device("cpu"))
         rows.append(
             torch.stack(
                 [
@@ -42,16 +42,14 @@ def expansion_rates(anatomy: Anatomy, variant: Variant) -> xr.DataArray:
         value = weights.transpose(0, 1).flatten(1)  # model, heads_width
         bias = None if biases is None else biases.flatten()
         output_bias = site.projection.bias()
+        output_bias = None if output_bias is None else output_bias.cpu()
         if variant == "code" and output_bias is not None and value.shape[1] != output_bias.shape[0]:
             raise InputError(
                 f"the authors' variant multiplies W_V by b_O and so needs heads as wide as the model: {site} has "
                 f"{value.shape[1]} and {output_bias.shape[0]}; ask for variant='paper'"
             )
-        rates.append(
-            np.asarray(
-                expansion_rate(value, bias, head_weights(site, torch.float64).flatten(0, 1), output_bias, variant)
-            )
-        )
+        output = head_weights(site, torch.float64, torch.device("cpu")).flatten(0, 1)
+        rates.append(np.asarray(expansion_rate(value, bias, output, output_bias, variant)))
     return _table(anatomy, rates, (), "expansion_rate").assign_attrs(variant=variant)
 
 
@@ -64,8 +62,9 @@ def _value_weights(site: Site) -> tuple[Tensor, Tensor | None]:
             "between the value projection and attention)"
         )
     group = site.heads // site.kv_heads
-    columns = found.columns.repeat_interleave(group, dim=0)  # head, width
-    matrix, bias = found.linear.matrix(), found.linear.bias()
+    columns = found.columns.cpu().repeat_interleave(group, dim=0)  # head, width
+    matrix, bias = found.linear.matrix().cpu(), found.linear.bias()
+    bias = None if bias is None else bias.cpu()
     return matrix[:, columns].transpose(0, 1), None if bias is None else bias[columns]
 
 

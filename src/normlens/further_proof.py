@@ -1,4 +1,4 @@
-"""The proof of what lies beyond the norms of the attention block: the layer's end, and maps of shares.
+"""The proof of what lies beyond the norms of the attention block: the layer's end, feed-forward maps, and maps of shares.
 
 The same two checks as in `proof`: what a place holds must be what the one before it makes of it, and a seeded few entries
 of each map are rebuilt from explicit vectors, straight from the equations, in float64.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normlens.decompose.block import Block
+from normlens.decompose.devices import on_host
+from normlens.decompose.pairs import Samples
+from normlens.decompose.stages import Stage
 from normlens.measures import MEASURES
-from normlens.proof import Subject, explicit_heads, explicit_parts, proved_gaps
+from normlens.proof import Subject, explicit_heads, explicit_parts, proved_gaps, rows_of_queries
 
 _SHARES = ("alti", "projection")
 
@@ -41,14 +45,14 @@ def prove_layer(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     if not places:
         return
     t, layer = block.tensors, block.layer
-    samples = t.pairs.samples.to(t.values.device)
-    batch, query, key = samples.unbind(-1)
-    heads = explicit_heads(block, batch, query, key)
-    stages = explicit_parts(block, (t.pairs.sampled_weights.double().unsqueeze(1) @ heads).squeeze(1), samples)
+    device = t.values.device
+    batch, query, key = torch.tensor(t.pairs.samples, device=device).unbind(-1)
+    found = explicit_stages(block, t.pairs.samples, t.pairs.sampled_weights)
+    stages = {stage: torch.from_numpy(vectors).to(t.values.dtype).to(device) for stage, vectors in found.items()}
     explicit = layer.explicit(batch, query, key, stages)
     for name, place in places.items():
         length, rows = explicit[place].norm(dim=-1), values[name][batch, query]
-        entry = rows[torch.arange(len(key), device=key.device), key]
+        entry = rows[torch.arange(len(key), device=device), key]
         errors = (entry - length).abs() / (length + 1e-3 * rows.amax(-1) + 1e-30)
         if not bool((errors <= subject.tolerance).all()):
             worst = int(errors.nan_to_num(torch.inf).argmax())
@@ -62,29 +66,30 @@ def prove_shares(block: Block, values: Mapping[str, Tensor], subject: Subject) -
     if not names:
         return
     t = block.tensors
-    row, query, _ = t.pairs.samples[0].tolist()
-    device = t.values.device
-    keys = torch.arange(t.values.shape[2], device=device)
-    parts = explicit_row(block, row, query, keys)
-    y = block.output[row, query].double()
-    beside = block.residual_at("ln")
-    residual = torch.zeros_like(y) if beside is None or t.self_attends else beside[row, query].double()
-    for name in names:
+    row, query, _ = t.pairs.samples[0]
+    beside = None if t.self_attends else block.residual_at("ln")
+    gathered = [block.output[row, query], *([] if beside is None else [beside[row, query]])]
+    y, *residual = (array.astype(np.float64) for array in on_host(gathered))
+    pairs = tuple((row, query, key) for key in range(t.values.shape[2]))
+    parts = explicit_stages(block, pairs, block.weights[row, :, query].T)["ln"]
+    found = on_host([values[name][row, query] for name in names])
+    for name, shares in zip(names, found, strict=True):
         if name == "alti":
-            nearer = (y.abs().sum() - (y - torch.cat([parts, residual[None]])).abs().sum(-1)).clamp_min(0)
-            total = nearer.sum()
-            explicit = nearer[:-1] / (total if float(total) > 0 else 1)
+            parted = np.stack([*parts, *(residual or [np.zeros_like(y)])])
+            nearer = np.maximum(np.abs(y).sum() - np.abs(y - parted).sum(-1), 0)
+            explicit = nearer[:-1] / (nearer.sum() or 1.0)
         else:
-            explicit = parts @ y / y.square().sum()
-        error = float((values[name][row, query] - explicit).abs().max() / explicit.abs().max().clamp_min(1e-30))
+            explicit = parts @ y / np.square(y).sum()
+        error = float(np.abs(shares - explicit).max() / max(np.abs(explicit).max(), 1e-30))
         if not error <= subject.tolerance:
             raise subject.fail(f"{name} of query {query}", error)
 
 
-def explicit_row(block: Block, row: int, query: int, keys: Int[Tensor, " key"]) -> Float[Tensor, "key model"]:
-    """The parts of one query at the end of the attention block, one vector after the other in float64."""
-    batch, at = torch.full_like(keys, row), torch.full_like(keys, query)
-    heads = explicit_heads(block, batch, at, keys)  # key head model
-    weights = block.weights[row, :, query, keys].T.double()  # key head
-    parts = (weights.unsqueeze(1) @ heads).squeeze(1)
-    return explicit_parts(block, parts, torch.stack([batch, at, keys], -1))["ln"]
+def explicit_stages(
+    block: Block, pairs: Samples, weights: Float[Tensor, "pair head"]
+) -> dict[Stage, Float[np.ndarray, "pair _"]]:
+    """The parts of some pairs at each stage, one vector after the other in float64 on the host."""
+    rows = rows_of_queries(block, pairs)
+    heads, by_head, *arrays = on_host([explicit_heads(block, pairs), weights, *rows.values()])
+    parts = np.einsum("ph,phd->pd", by_head.astype(np.float64), heads.astype(np.float64))
+    return explicit_parts(block, parts, pairs, dict(zip(rows, arrays, strict=True)))

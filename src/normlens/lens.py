@@ -23,7 +23,14 @@ from normlens.anatomy.examine import (
     is_encoder_decoder,
     reading_inputs,
 )
-from normlens.anatomy.interface import autocast_dtype, evaluating, is_streaming, one_pass_at_a_time, run_arguments
+from normlens.anatomy.interface import (
+    autocast_dtype,
+    coarsest,
+    evaluating,
+    is_streaming,
+    one_pass_at_a_time,
+    run_arguments,
+)
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Positions, RowWords, SiteResult, Take, capture, outputs_around
 from normlens.decompose.singular_values import Variant
@@ -589,11 +596,8 @@ class Lens:
             self.refresh()
             positions = Positions.of(inputs, self._two_sided, words)
             kind = (prepared, *self.kind_of(inputs))
-            # The coarser of what the model computed in and what the decomposition is computed in: rounding comes from there.
-            dtypes = (next(self._body.parameters()).dtype, request.dtype, autocast_dtype(self._body))
-            rounding = max((d for d in dtypes if d is not None), key=lambda d: torch.finfo(d).eps)
             anatomy = self._anatomy_for(inputs)
-            arguments = (self._body, anatomy, inputs, request, positions, self._weights, rounding, take)
+            arguments = (self._body, anatomy, inputs, request, positions, self._weights, take)
             if kind in self._compared:
                 capture(*arguments)
                 return
@@ -601,6 +605,7 @@ class Lens:
                 self.call(inputs, prepared=prepared)
             with outputs_around(self._body, anatomy) as captured:
                 capture(*arguments)
+            rounding = coarsest([next(self._body.parameters()).dtype, request.dtype], self._body)
             subject = Subject(self.family, "output", type(self._body).__name__, rounding)
             self._compared[kind] = check_output(captured, own, positions.last, subject)
 
@@ -671,14 +676,11 @@ class Lens:
         anatomy = self._anatomy_for(inputs)
         request = Request.of(anatomy, **asked)
         count = len(rows) if rows is not None else rows_of(inputs)
-        builders = [AnalysisBuilder() for _ in range(count)]
-        masks: dict[Kind, tuple[Tensor, Tensor]] = {}
+        builder = AnalysisBuilder(count)
         done = 0
 
         def take(result: SiteResult, block: object) -> None:
-            masks[result.kind] = result.query_mask, result.key_mask
-            for row, builder in enumerate(builders):
-                builder.update(result, row)
+            builder.update(result)
             if progress is not None:
                 nonlocal done
                 done += 1
@@ -693,14 +695,17 @@ class Lens:
         prepared = rows is None
         self.run(inputs, request, take, prepared=prepared, words=words)
         if rows is None:
-            rows = [self._labels(inputs, masks, row) for row in range(count)]
+            rows = [self._labels(inputs, builder.masks, row) for row in range(count)]
         by_word, error = request.words is not None, self._compared[(prepared, *self.kind_of(inputs))]
+        identity = self.identity
         records = (
             {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
         )
         return [
-            builder.result({kind: row.labels(kind, by_word) for kind in masks}, {"model": self.identity, **record})
-            for builder, row, record in zip(builders, rows, records, strict=True)
+            builder.result(
+                n, {kind: row.labels(kind, by_word) for kind in builder.masks}, {"model": deepcopy(identity), **record}
+            )
+            for n, (row, record) in enumerate(zip(rows, records, strict=True))
         ]
 
     def _labels(self, inputs: Mapping[str, Any], masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:

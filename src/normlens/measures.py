@@ -390,7 +390,7 @@ def mixing_ratio(block: Block, name: str) -> Float[Tensor, "batch query"]:
     else:
         own = _kept(pairs.weight_on_self).abs()
     # The residual's half stands beside attention's half; a sink or differential attention makes rows sum to less.
-    return (whole - own).clamp_min(0) / (whole + 1.0 if name == "attnres_w" else whole)
+    return (whole - own).clamp_min_(0).div_(whole + 1.0 if name == "attnres_w" else whole)
 
 
 def _share_of_others(
@@ -440,6 +440,25 @@ def measure(block: Block, names: Sequence[str], mixing: Sequence[str]) -> SiteVa
         mixing={name: mixing_ratio(block, name) for name in mixing if not crossing or name in WITH_RESIDUAL},
         residual={name: residual_norm(block, name) for name in WITH_RESIDUAL if crossing and name in asked},
     )
+
+
+def same_but_diagonal(block: Block, names: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """Maps that are another one of these times a number, but for their diagonal: which one, and the number.
+
+    The residual stands on the diagonal alone, so wherever nothing scales the parts on their way into the residual sum (and
+    no normalization follows it), the maps before and after it are the same elsewhere.
+    """
+    if not block.tensors.self_attends:
+        return {}
+    found: dict[str, tuple[str, float]] = {}
+    plain = not block.tensors.branch and block.tensors.stream_weights is None
+    if "attn_w" in names and "attnres_w" in names:
+        found["attnres_w"] = "attn_w", 0.5
+    if plain and "attn_n" in names and "attnres_n" in names:
+        found["attnres_n"] = "attn_n", 1.0
+    if block.tensors.norm is None and "attnres_n" in names and "attnresln_n" in names:
+        found["attnresln_n"] = found.get("attnres_n", ("attnres_n", 1.0))
+    return found
 
 
 def needed(names: Sequence[str], mixing: Sequence[str], by_word: bool = False) -> PairRequest:

@@ -1,11 +1,14 @@
 """Do the parts rebuild what the model computed?
 
-Four checks, on every run. *Sums*: parts, residual and biases added up must equal the model's own vectors at each stage.
-*Parts*: a right sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from
-the equations, and summed in float64. *Values*: keys could be mixed up in weights and values alike and no sum would show
-it, so the value vectors are compared, along random directions, with what `W_V` makes of the vectors that `f` acts on.
-*Output*: parts can rebuild a forward pass that is not the user's, so the model's output under capture is compared with
-its output under its own attention (`check_output`, once per kind of input).
+Four checks. *Sums*: parts, residual and biases added up must equal the model's own vectors at each stage. *Parts*: a right
+sum can hide wrong parts, so a seeded handful of pairs is rebuilt from explicit vectors, straight from the equations, and
+summed in float64. *Values*: keys could be mixed up in weights and values alike and no sum would show it, so the value
+vectors are compared, along random directions, with what `W_V` makes of the vectors that `f` acts on. *Output*: parts can
+rebuild a forward pass that is not the user's, so the model's output under capture is compared with its output under its own
+attention (`check_output`, once per kind of input).
+
+The first three run on every site. What they look at is gathered where the model is and judged on the host, in float64: of
+another device everything comes in one copy.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normlens.decompose.block import Block
+from normlens.decompose.devices import on_host, picked
+from normlens.decompose.pairs import Samples
 from normlens.decompose.stages import Stage
-from normlens.decompose.steps import Scaling, Shift, Step
+from normlens.decompose.steps import Normalization, Scaling, Shift, Step, host_copy
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
@@ -54,12 +60,39 @@ class Subject:
         )
 
 
+def prove(
+    block: Block,
+    values: Mapping[str, Tensor],
+    query_mask: Bool[Tensor, "batch query"],
+    key_mask: Bool[Tensor, "batch key"],
+    subject: Subject,
+    beside: Sequence[Tensor] = (),
+) -> tuple[Float[Tensor, " batch"], list[Tensor]]:
+    """All checks of one site; what does not hold is an error. `values` are its measures.
+
+    Returns the largest relative error of each sequence, and what was passed as `beside`: numbers that travel to the host
+    together with those that the checks look at.
+    """
+    by_key, parts = _value_gaps(block), _sampled_parts(block, values)
+    found = on_host([block.gaps(), *by_key, *parts.values(), *beside])
+    errors = _judge_sums(found[0], _words_of(block), query_mask, subject)
+    if by_key:
+        _judge_values(found[1], found[2], key_mask, subject)
+    first = 1 + len(by_key)
+    if parts:
+        _judge_parts(block, dict(zip(parts, found[first:], strict=False)), subject)
+    return torch.from_numpy(errors), [torch.from_numpy(array) for array in found[first + len(parts) :]]
+
+
+# ---- sums ----------------------------------------------------------------------------------------------------------------
+
+
 def prove_sums(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
     """The largest relative error over the stages, for each sequence, real positions only; too large is an error.
 
     Each stage after the attention output is compared with what becomes of the one before it, as the model computed it.
     """
-    return proved_gaps(block.gaps(), [_STAGE_WORDS[stage] for stage in block.stages], query_mask, subject)
+    return proved_gaps(block.gaps(), _words_of(block), query_mask, subject)
 
 
 def proved_gaps(
@@ -68,78 +101,187 @@ def proved_gaps(
     query_mask: Bool[Tensor, "batch query"],
     subject: Subject,
 ) -> Float[Tensor, " batch"]:
-    """The largest relative error over places, from squared differences and sizes; too large is an error."""
-    if not bool(query_mask.all()):
-        gaps = gaps * query_mask.to(gaps.device)
-    difference, whole = gaps.sum(-1, dtype=torch.float64).unbind(1)
-    errors = (difference / whole.clamp_min(1e-300)).sqrt().cpu()
-    if not float(errors.amax()) <= subject.tolerance:  # also true for NaN
+    """The largest relative error over places, from norms of differences and of what was observed; too large is an error."""
+    return torch.from_numpy(_judge_sums(on_host([gaps])[0], words, query_mask, subject))
+
+
+def _words_of(block: Block) -> list[str]:
+    return [_STAGE_WORDS[stage] for stage in block.stages]
+
+
+def _judge_sums(
+    gaps: Float[np.ndarray, "place 2 batch query"], words: Sequence[str], query_mask: Tensor, subject: Subject
+) -> Float[np.ndarray, " batch"]:
+    real = query_mask.numpy()
+    if not real.all():
+        gaps = np.where(real, gaps, 0)
+    difference, whole = np.moveaxis(np.square(gaps, dtype=np.float64).sum(-1), 1, 0)
+    errors = np.sqrt(difference / np.maximum(whole, 1e-300))
+    if not errors.max() <= subject.tolerance:  # also true for NaN
         for what, error in zip(words, errors, strict=True):
-            if not bool((error <= subject.tolerance).all()):
+            if not (error <= subject.tolerance).all():
                 raise subject.fail(what, float(error.max()))
-    return errors.amax(0)
+    worst: np.ndarray = errors.max(0)
+    return worst
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------------
 
 
 def pick_pairs(
     query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"], diagonal: bool, seed: int = 0
-) -> Int[Tensor, "pair 3"]:
-    """A seeded handful of real pairs (batch, query, key).
+) -> Samples:
+    """A seeded handful of real pairs (sequence, query, key).
 
     The first is on the diagonal where there is one; the second has the last key, which queries may never reach.
     """
     drawn = Random(seed)
-    real = {id(mask): mask.sum(-1).tolist() for mask in (query_mask, key_mask)}
-
-    def one_of(mask: Tensor, row: int) -> int:
-        at = drawn.randrange(real[id(mask)][row])
-        return at if real[id(mask)][row] == mask.shape[1] else int(mask[row].nonzero()[at])
-
+    real = [[row.nonzero()[0] for row in mask.numpy()] for mask in (query_mask, key_mask)]
     pairs = []
     for n in range(SPOT_CHECKS):
         batch = drawn.randrange(query_mask.shape[0])
-        query = one_of(query_mask, batch)
-        key = one_of(key_mask, batch)
+        queries, keys = real[0][batch], real[1][batch]
+        query, key = (int(positions[drawn.randrange(len(positions))]) for positions in (queries, keys))
         if n == 0 and diagonal:
             key = query
         elif n == 1:
-            key = int(key_mask[batch].nonzero()[-1])
+            key = int(keys[-1])
         pairs.append((batch, query, key))
-    return torch.tensor(pairs)
+    return tuple(pairs)
 
 
 def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
     """Rebuild the sampled entries of each map from explicit vectors; a difference is an error."""
-    pairs = block.tensors.pairs
-    maps = {name: stage for name in values if (stage := MEASURES[name].stage) is not None}
+    parts = _sampled_parts(block, values)
+    if parts:
+        _judge_parts(block, dict(zip(parts, on_host(list(parts.values())), strict=True)), subject)
+
+
+def _sampled_parts(block: Block, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the sampled pairs are rebuilt from, and what the measures say of them; nothing where no measure is of vectors.
+
+    A map is looked at by row: an entry is judged beside the largest of its row.
+    """
+    t = block.tensors
+    maps = [name for name in values if MEASURES[name].stage is not None]
     by_head = [name for name in values if name in ("f_norm", "af_norm")]
     if not maps and not by_head:
-        return
-    batch, query, key = pairs.samples.to(block.tensors.values.device).unbind(-1)
-    heads = explicit_heads(block, batch, query, key)
-    weights = pairs.sampled_weights.double()
-    found: dict[str, Tensor] = {}  # the error of each pair
+        return {}
+    batch, query, key = zip(*t.pairs.samples, strict=True)
+    found = {"heads": explicit_heads(block, t.pairs.samples), "weights": t.pairs.sampled_weights}
     if maps:
-        parts = explicit_parts(block, (weights.unsqueeze(1) @ heads).squeeze(1), pairs.samples)
-        length = {stage: parts[stage].norm(dim=-1) for stage in set(maps.values())}
-        explicit = torch.stack([length[stage] for stage in maps.values()])
-        rows = torch.stack([values[name][batch, query] for name in maps])  # name pair key
-        entry = rows[:, torch.arange(len(key), device=key.device), key]
-        found.update(zip(maps, _relative(entry, explicit, rows.amax(-1)), strict=True))
-    for name in by_head:
-        lengths = heads.norm(dim=-1)
-        explicit = lengths if name == "f_norm" else weights.abs() * lengths
-        entry = values[name][batch, :, key] if name == "f_norm" else values[name][batch, :, query, key]
-        found[name] = _relative(entry, explicit, explicit.amax(-1, keepdim=True)).amax(-1)
-    errors = torch.stack(list(found.values()))
-    if not bool((errors <= subject.tolerance).all()):
-        n, worst = divmod(int(errors.nan_to_num(torch.inf).argmax()), len(key))
-        where = f"query {int(query[worst])} and key {int(key[worst])}"
-        raise subject.fail(f"{list(found)[n]} of {where}", float(errors[n, worst]))
+        found |= rows_of_queries(block, t.pairs.samples)
+        found |= dict(zip(maps, picked([values[name] for name in maps], batch, query), strict=True))
+    for name in by_head:  # (batch, head, key) and (batch, head, query, key)
+        by_key = values[name].movedim(1, -1)
+        (found[name],) = picked([by_key], *((batch, key) if name == "f_norm" else (batch, query, key)))
+    return found
 
 
-def _relative(entry: Tensor, explicit: Tensor, most: Tensor) -> Tensor:
+def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subject: Subject) -> None:
+    pairs = block.tensors.pairs.samples
+    key = np.array([key for _, _, key in pairs])
+    heads, weights = found["heads"].astype(np.float64), found["weights"].astype(np.float64)
+    vectors = None
+    errors: dict[str, np.ndarray] = {}  # of each pair
+    for name, entry in found.items():
+        if name in ("f_norm", "af_norm"):
+            lengths = np.linalg.norm(heads, axis=-1)
+            explicit = lengths if name == "f_norm" else np.abs(weights) * lengths
+            errors[name] = _relative(entry, explicit, explicit.max(-1, keepdims=True)).max(-1)
+        elif name in MEASURES:
+            if vectors is None:
+                vectors = explicit_parts(block, np.einsum("ph,phd->pd", weights, heads), pairs, found)
+            stage = MEASURES[name].stage
+            assert stage is not None, "only maps of vectors are sampled by row"
+            length = np.linalg.norm(vectors[stage], axis=-1)
+            errors[name] = _relative(entry[np.arange(len(key)), key], length, entry.max(-1))
+    for name, error in errors.items():
+        if not (error <= subject.tolerance).all():  # also true for NaN
+            worst = int(np.nan_to_num(error, nan=np.inf).argmax())
+            _, query, at = pairs[worst]
+            raise subject.fail(f"{name} of query {query} and key {at}", float(error[worst]))
+
+
+def _relative(entry: np.ndarray, explicit: np.ndarray, most: np.ndarray) -> np.ndarray:
     """How far an entry is off, with some allowance where the rest of its row is far larger."""
-    return (entry - explicit).abs() / (explicit + 1e-3 * most + 1e-30)
+    error: np.ndarray = np.abs(entry - explicit) / (explicit + 1e-3 * most + 1e-30)
+    return error
+
+
+def rows_of_queries(block: Block, pairs: Samples) -> dict[str, Float[Tensor, "pair model"]]:
+    """What the model computed at the pairs' queries, as far as the way of their parts depends on it."""
+    t = block.tensors
+    rows = {"total": None if t.norm is None else t.total, "residual": t.residual if t.self_attends else None}
+    rows |= {"projected": t.projected if t.branch else None, "streams": t.stream_weights}
+    rows |= {"end": None if t.end is None or t.end.norm is None else t.end.total}
+    batch, query, _ = zip(*pairs, strict=True)
+    found: dict[str, Tensor] = {}
+    for width in {tensor.shape[-1] for tensor in rows.values() if tensor is not None}:
+        alike = {name: tensor for name, tensor in rows.items() if tensor is not None and tensor.shape[-1] == width}
+        found |= dict(zip(alike, picked(list(alike.values()), batch, query), strict=True))
+    return found
+
+
+def explicit_heads(block: Block, pairs: Samples) -> Float[Tensor, "pair head model"]:
+    """`f_h(x_j)` of the pairs' keys, head by head; only a gate makes it depend on the query."""
+    t = block.tensors
+    batch, query, key = zip(*pairs, strict=True)
+    (values,) = picked([t.values.transpose(1, 2)], batch, key)  # pair kv_head width
+    heads = t.weight.shape[0]
+    if heads != values.shape[1]:
+        values = values.repeat_interleave(heads // values.shape[1], dim=1)
+    if t.gate is not None:
+        values = values * picked([t.gate], batch, query)[0]
+    return torch.bmm(values.transpose(0, 1), t.weight).transpose(0, 1)
+
+
+def explicit_parts(
+    block: Block, parts: Float[np.ndarray, "pair model"], pairs: Samples, rows: Mapping[str, np.ndarray]
+) -> dict[Stage, Float[np.ndarray, "pair model"]]:
+    """What becomes of the vectors of pairs on the way to each stage, step by step in float64.
+
+    `rows` holds what the model computed at the pairs' queries (`rows_of_queries`).
+    """
+    t = block.tensors
+    found: dict[Stage, np.ndarray] = {"attn": parts}
+    if t.branch:
+        y = rows["projected"].astype(np.float64)
+        for step in t.branch:
+            parts, y = _explicit_step(step, parts, y), _explicit_step(step, y, y) + _explicit_shift(step)
+    if t.stream_weights is not None:
+        parts = np.einsum("ps,pd->psd", rows["streams"].astype(np.float64), parts).reshape(len(parts), -1)
+    if t.self_attends:
+        own = np.array([[query == key] for _, query, key in pairs])
+        parts = parts + rows["residual"] * own
+    found["res"] = parts
+    found["ln"] = parts if t.norm is None else _explicit_step(t.norm, parts, rows["total"].astype(np.float64))
+    found["enc"] = found["ln"]
+    if t.end is not None and t.end.norm is not None:
+        found["enc"] = _explicit_step(t.end.norm, found["ln"], rows["end"].astype(np.float64))
+    return found
+
+
+def _explicit_shift(step: Step) -> np.ndarray | float:
+    step = host_copy(step)
+    shift = step.vector if isinstance(step, Shift) else step.beta if isinstance(step, Normalization) else None
+    return 0.0 if shift is None else shift.numpy()
+
+
+def _explicit_step(step: Step, part: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
+    step = host_copy(step)
+    if isinstance(step, Shift):
+        return part
+    if isinstance(step, Scaling):
+        return part * (step.factor if isinstance(step.factor, float) else step.factor.numpy())
+    if step.centred:
+        part, y = part - part.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    part = part / np.sqrt(np.square(y).mean(-1, keepdims=True) + step.eps)
+    return part if step.weight is None else step.weight.numpy() * part
+
+
+# ---- weights and values --------------------------------------------------------------------------------------------------
 
 
 def prove_weights(
@@ -154,74 +296,24 @@ def prove_weights(
         raise subject.fail("sum of a query's attention weights, at most 1,", most - 1)
 
 
-def prove_values(block: Block, key_mask: Bool[Tensor, "batch key"], subject: Subject) -> None:
-    """`x_j W_V + b_V` must be the value vector of key `j` itself, seen along random directions; else an error."""
-    check = block.tensors.value_check
-    if check is None:
-        return
-    gaps, sizes = check.gaps(block.tensors.x, block.tensors.values.transpose(1, 2).flatten(2))
-    if not bool(key_mask.all()):
-        gaps, sizes = gaps[key_mask], sizes[key_mask]
+def _value_gaps(block: Block) -> list[Tensor]:
+    """Of each key, how far its value vector is from `x_j W_V + b_V`, seen along random directions, and how large it is."""
+    t = block.tensors
+    return [] if t.value_check is None else [*t.value_check.gaps(t.x, t.values.transpose(1, 2).flatten(2))]
+
+
+def _judge_values(
+    gaps: Float[np.ndarray, "batch key"], sizes: Float[np.ndarray, "batch key"], key_mask: Tensor, subject: Subject
+) -> None:
+    real = key_mask.numpy()
+    gaps, sizes = gaps[real].astype(np.float64), sizes[real]
     # A value vector that is next to nothing beside the largest one is held to a thousandth of that.
-    error = float((gaps / sizes.clamp_min(1e-6 * float(sizes.max()) + 1e-30)).max()) ** 0.5
+    error = float((gaps / np.maximum(sizes, 1e-3 * sizes.max() + 1e-15)).max())
     if not error <= subject.tolerance:
         raise subject.fail("value vectors by key", error)
 
 
-def explicit_heads(
-    block: Block, batch: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
-) -> Float[Tensor, "pair head model"]:
-    """`f_h(x_j)` of the sampled keys, head by head; only a gate makes it depend on the query."""
-    t = block.tensors
-    values = t.values[batch, :, key]
-    heads = t.weight.shape[0]
-    if heads != values.shape[1]:
-        values = values.repeat_interleave(heads // values.shape[1], dim=1)
-    if t.gate is not None:
-        values = values * t.gate[batch, query]
-    return torch.bmm(values.transpose(0, 1), t.weight).transpose(0, 1).double()
-
-
-def explicit_parts(
-    block: Block, parts: Float[Tensor, "pair model"], pairs: Int[Tensor, "pair 3"]
-) -> dict[Stage, Float[Tensor, "pair _"]]:
-    """What becomes of the vectors of pairs (batch, query, key) on the way to each stage, step by step in float64."""
-    t = block.tensors
-    found: dict[Stage, Tensor] = {"attn": parts}
-    batch, query, key = pairs.to(parts.device).unbind(-1)
-    if t.branch:
-        y = t.projected[batch, query].double()
-        for step in t.branch:
-            parts = _explicit_step(step, parts, y)
-            y = _explicit_step(step, y, y) + _explicit_shift(step)
-    if t.stream_weights is not None:
-        parts = torch.einsum("ps,pd->psd", t.stream_weights[batch, query].double(), parts).flatten(1)
-    if t.self_attends:
-        parts = parts + t.residual[batch, query] * (query == key).unsqueeze(-1)
-    found["res"] = parts
-    found["ln"] = parts if t.norm is None else _explicit_step(t.norm, parts, t.total[batch, query].double())
-    found["enc"] = found["ln"]
-    if t.end is not None and t.end.norm is not None:
-        found["enc"] = _explicit_step(t.end.norm, found["ln"], t.end.total[batch, query].double())
-    return found
-
-
-def _explicit_shift(step: Step) -> Tensor | float:
-    if isinstance(step, Shift):
-        return step.vector.double()
-    return 0.0 if isinstance(step, Scaling) or step.beta is None else step.beta.double()
-
-
-def _explicit_step(step: Step, part: Tensor, y: Tensor) -> Tensor:
-    """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
-    if isinstance(step, Scaling):
-        return part * step.factor
-    if isinstance(step, Shift):
-        return part
-    if step.centred:
-        part, y = part - part.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
-    s = (y.square().mean(-1, keepdim=True) + step.eps).sqrt()
-    return part / s if step.weight is None else step.weight.double() * part / s
+# ---- the output ----------------------------------------------------------------------------------------------------------
 
 
 def check_output(
@@ -245,9 +337,9 @@ def check_output(
         )
     difference = whole = 0.0
     for ours, theirs in zip(*calls, strict=True):
-        a, b = ours.double(), theirs.to(ours.device).double()
+        a, b = ours.cpu().double(), theirs.cpu().double()
         if mask is not None and mask.shape == a.shape[:2]:
-            a, b = a[mask.to(a.device)], b[mask.to(a.device)]
+            a, b = a[mask], b[mask]
         difference, whole = difference + float((a - b).square().sum()), whole + float(b.square().sum())
     error = float((difference / max(whole, 1e-60)) ** 0.5)
     if not error <= subject.tolerance:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from normlens.anatomy.description import Anatomy, FeedForward, LayerEnd, Site
+from normlens.decompose.devices import has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
@@ -67,6 +68,14 @@ class Request:
             )
         if precision not in get_args(Precision):
             raise InputError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
+        for device in (
+            {next(site.attention.parameters()).device for site in anatomy.sites} if precision == "float64" else ()
+        ):
+            if not has_float64(device):
+                raise InputError(
+                    f"precision='float64' needs a device that has it: the model is on {device}, which has not; ask for "
+                    "float32, or move the model to the CPU (model.to('cpu'))"
+                )
         mixed = tuple(name for name in MAPS if name in ratios)
         chosen = _chosen_sites(anatomy, layers, sites)
         _check_reach(anatomy, chosen, (*names, *mixed))

@@ -166,8 +166,8 @@ class WordMapper:
         found: list[WordMap | None] = [None] * len(pairs)
         for chosen in self.batches(pairs):
             pooling, by_layer = self.pooled_layers([pairs[i] for i in chosen], [setting], layers)
-            rows = torch.stack([pooled[setting].double() for pooled in by_layer])
-            mean = torch.nan_to_num(rows / rows.sum(-1, keepdim=True)).mean(0).cpu()
+            rows = torch.stack([pooled[setting] for pooled in by_layer]).cpu().double()
+            mean = torch.nan_to_num(rows / rows.sum(-1, keepdim=True)).mean(0)
             for place, index in enumerate(chosen):
                 found[index] = pooling.one_pair(mean, place).numpy()
         return found

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
-from normlens.anatomy.interface import AttentionCall, answering, is_standard, run_arguments, without_autocast
+from normlens.anatomy.interface import AttentionCall, answering, in_full_precision, is_standard, run_arguments
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.trace import Recorder, Trace
@@ -59,7 +59,7 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with answering(model, note), without_autocast(model), recorder.watching():
+    with answering(model, note), in_full_precision(model), recorder.watching():
         model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
     recorder.trace.lost = recorder.lost()
     return recorder.trace
@@ -121,7 +121,7 @@ def _form(name: str, value: Any) -> tuple[str, object]:
     if _by_position(name, value):
         return name, None
     ahead = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device).triu(1)
-    sides = (value[..., ahead].double(), value[..., ~ahead].double())
+    sides = (value[..., ahead].cpu().double(), value[..., ~ahead].cpu().double())
     return name, tuple(
         float(side.min()) if bool((side == side.min()).all()) else None for side in sides if side.numel()
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from normlens.decompose.attention import AttentionInputs, attend
+from normlens.decompose.process import WhileNeeded, products_in_full, rounds_products
 from normlens.errors import AnatomyError, InputError
 
 IMPLEMENTATION = "normlens"
@@ -171,27 +172,6 @@ def all_modules(model: nn.Module) -> Iterator[nn.Module]:
             waiting.extend(module._modules.values())
 
 
-class _ProcessWide:
-    """A setting of the whole process, on while any pass needs it: two threads must not put it back for each other."""
-
-    def __init__(self, turn_on: Callable[[ExitStack], None]) -> None:
-        self._turn_on, self._lock, self._users, self._undo = turn_on, threading.Lock(), 0, ExitStack()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                self._turn_on(self._undo)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._undo.close()
-
-
 def _turn_off_fused_attention(undo: ExitStack) -> None:
     undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
     torch.backends.mha.set_fastpath_enabled(False)
@@ -199,9 +179,9 @@ def _turn_off_fused_attention(undo: ExitStack) -> None:
 
 
 #: No fused attention inside the block, so that a softmax in a family's own code can be seen.
-unfused = _ProcessWide(_turn_off_fused_attention)
+unfused = WhileNeeded(_turn_off_fused_attention)
 #: Hooks and handlers are Python code that a compiled call would not run, or would compile.
-_uncompiled = _ProcessWide(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
+_uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -234,11 +214,29 @@ def autocast_dtype(model: nn.Module) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def without_autocast(model: nn.Module) -> AbstractContextManager[object]:
-    """What runs inside is not the model's own computation, and is not rounded with it."""
-    if autocast_dtype(model) is None:
-        return nullcontext()
-    return torch.autocast(next(model.parameters()).device.type, enabled=False)
+@contextmanager
+def _in_full(autocast: str | None, rounded: bool) -> Iterator[None]:
+    with (
+        nullcontext() if autocast is None else torch.autocast(autocast, enabled=False),
+        products_in_full() if rounded else nullcontext(),
+    ):
+        yield
+
+
+def in_full_precision(model: nn.Module) -> AbstractContextManager[None]:
+    """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
+    device = next(model.parameters()).device
+    autocast = device.type if torch.is_autocast_enabled(device.type) else None
+    rounded = rounds_products(device)
+    return _in_full(autocast, rounded) if autocast is not None or rounded else nullcontext()
+
+
+def coarsest(dtypes: Iterable[torch.dtype], model: nn.Module) -> torch.dtype:
+    """The dtype whose rounding shows in what the model computes now: of these, and of autocast and TF32."""
+    found = {*dtypes, autocast_dtype(model)} - {None}
+    if rounds_products(next(model.parameters()).device):
+        found.add(torch.float16)  # as many digits
+    return max((d for d in found if d is not None and d.is_floating_point), key=lambda d: torch.finfo(d).eps)
 
 
 @contextmanager

@@ -46,9 +46,10 @@ def read_norm(module: nn.Module, path: str, width: int) -> Normalization | None:
     # A float64 model may still normalize in float32 (Gemma 2 does).
     resolution = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     tolerance = _RESOLUTIONS * resolution * float(observed.abs().max())
+    samples, observed = samples.cpu().double(), observed.cpu().double()  # not every device has float64
     for candidate in _candidates(path, own, shift, eps):
-        predicted = applied(candidate.to(torch.float64), samples.double())
-        if float((predicted - observed.double()).abs().max()) <= tolerance:
+        predicted = applied(candidate.to(torch.float64, samples.device), samples)
+        if float((predicted - observed).abs().max()) <= tolerance:
             return candidate
     return None
 

@@ -313,10 +313,14 @@ def _is_product(alpha: Tensor, value: Tensor, output: Tensor) -> bool:
         return False
     if value.shape[2] != alpha.shape[3]:
         return False
+    dtype = output.dtype
     with _disable_current_modes():  # what is computed here is no part of the model's pass
+        alpha, value, output = (
+            tensor.cpu().double() for tensor in (alpha, value, output)
+        )  # not every device has float64
         repeated = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
-        expected = (alpha.double() @ repeated.double()).transpose(1, 2)
+        expected = (alpha @ repeated).transpose(1, 2)
         if expected.shape != output.shape:
             return False
-        tolerance = 64 * torch.finfo(output.dtype).eps * float(expected.abs().max())
-        return float((expected - output.double()).abs().max()) <= tolerance
+        tolerance = 64 * torch.finfo(dtype).eps * float(expected.abs().max())
+        return float((expected - output).abs().max()) <= tolerance

@@ -155,13 +155,14 @@ def end_norm_of(site: Site) -> Normalization | None:
     return site.end.norm if isinstance(site.end, LayerEnd) else None
 
 
-def head_weights(site: Site, dtype: torch.dtype) -> Tensor:
+def head_weights(site: Site, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """`W_O` by head as `f` sees it: in the order of the heads' coordinates, times what multiplies them before it."""
-    matrix = site.projection.matrix().to(dtype)
+    matrix = site.projection.matrix()
+    matrix = matrix.to(matrix.device if device is None else device).to(dtype)
     if site.rows is not None:
         matrix = matrix[site.rows.to(matrix.device)]
     weight = split_heads(matrix, site.heads // max(1, len(site.groups))).contiguous()
-    fixed = [step.to(dtype) for step in site.inner if not isinstance(step, Gate)]
+    fixed = [step.to(dtype, matrix.device) for step in site.inner if not isinstance(step, Gate)]
     if fixed:
         weight = weight * fixed_factor(fixed, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)
     return torch.cat([factor * weight for factor in site.groups]) if site.groups else weight

@@ -108,13 +108,15 @@ def strongest_edges(
 ) -> TopEdges | None:
     """The strongest `count` edges of each row; no more than a block of all of them is ever there."""
     best = places = None
-    total = absolute = torch.zeros(rows, dtype=torch.float64, device=gradient.device)
+    total = absolute = torch.zeros(rows, dtype=torch.float64)
+    wide = torch.float64 if gradient.device.type == "cpu" else gradient.dtype  # no float64 on another device
     queries, keys, shape = gradient.shape[-2], values.shape[-2], (0, 0, 0)
     for first, block in _blocks(weights, values, gradient, rows):
         _, heads, some, seen = block.shape
         shape = (heads, queries, keys)
         flat = block.flatten(1)
-        total, absolute = total + flat.double().sum(1), absolute + flat.double().abs().sum(1)
+        total = total + flat.sum(1, dtype=wide).cpu().double()
+        absolute = absolute + flat.abs().sum(1, dtype=wide).cpu().double()
         index = flat.abs().topk(min(count, flat.shape[1]), 1).indices
         head, query, key = index // (some * seen), first + index // seen % some, index % seen
         found, where = flat.gather(1, index), (head * queries + query) * keys + key
@@ -125,7 +127,7 @@ def strongest_edges(
         best, places = found, where
     if best is None or places is None:
         return None
-    return TopEdges(best.double().cpu(), places.cpu(), shape, total.cpu(), absolute.cpu())
+    return TopEdges(best.cpu().double(), places.cpu(), shape, total, absolute)
 
 
 def _blocks(weights: AttentionWeights, values: Tensor, gradient: Tensor, rows: int) -> Iterator[tuple[int, Tensor]]:

@@ -97,6 +97,6 @@ def _each(lens: Lens, items: Sequence[Item], one: Callable[[Sequence[Item]], Ten
     scores: dict[int, np.ndarray] = {}
     with evaluating(lens.model), torch.enable_grad():
         for batch in batches(items):
-            found = one([items[i] for i in batch]).detach().double().cpu().numpy()
+            found = one([items[i] for i in batch]).detach().cpu().double().numpy()
             scores.update((i, given[: len(items[i].ids)]) for i, given in zip(batch, found, strict=True))
     return [scores[i] for i in range(len(items))]

@@ -138,7 +138,7 @@ def values(lens: Lens, items: Sequence[Item]) -> Tensor:
     found = torch.zeros(len(items), dtype=torch.float64)
     with evaluating(lens.model), torch.no_grad():
         for batch in batches(items):
-            found[batch] = numbers(lens, [items[i] for i in batch]).double().cpu()
+            found[batch] = numbers(lens, [items[i] for i in batch]).cpu().double()
     return found
 
 
@@ -148,7 +148,7 @@ def probabilities(lens: Lens, items: Sequence[Item]) -> Tensor:
     with evaluating(lens.model), torch.no_grad():
         for batch in batches(items):
             rows = [items[i] for i in batch]
-            logits = _logits(lens, rows).double().cpu()
+            logits = _logits(lens, rows).cpu().double()
             for i, item, row in zip(batch, rows, logits, strict=True):
                 scores = row if item.position is None else row[item.position]
                 if item.against is not None:

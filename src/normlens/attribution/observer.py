@@ -355,11 +355,11 @@ class Observer:
         """Sum over all but the rows of the batch."""
         x = x if shape is None else x.reshape(shape)
         if self.rows == 1:
-            return x.sum().reshape(1).double()
+            return x.sum().reshape(1).cpu().double()
         if x.ndim and x.shape[0] % self.rows == 0:
-            return x.reshape(self.rows, -1).sum(1).double()
+            return x.reshape(self.rows, -1).sum(1).cpu().double()
         if x.ndim > 1 and x.shape[1] == self.rows:
-            return x.transpose(0, 1).reshape(self.rows, -1).sum(1).double()
+            return x.transpose(0, 1).reshape(self.rows, -1).sum(1).cpu().double()
         self.mixed_rows = True
         return torch.full((self.rows,), torch.nan, dtype=torch.float64)
 
@@ -393,7 +393,7 @@ class Observer:
             heads = with_heads(kept.tensor * gradient, self.rows) if by_head else None
             if heads is None:
                 return
-            found.heads = heads.sum((-1, -2)).double()
+            found.heads = heads.sum((-1, -2)).cpu().double()
             if not self.wanted.edges or weights is None:
                 return
             if self.wanted.edges_top is None:
@@ -460,7 +460,7 @@ def _goes_on(shifts: tuple[Place, ...]) -> None:
 
 def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int]) -> Tensor:
     """`x_k · gradient_k` for each row and position."""
-    return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1).double()
+    return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1).cpu().double()
 
 
 def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:

@@ -110,7 +110,7 @@ class Numbers:
                 sizes[-1] = sizes[-1] + scores[answer.against].detach().abs()
                 number = number - scores[answer.against]
             numbers.append(number)
-        self.sizes = torch.stack(sizes).double().cpu()
+        self.sizes = torch.stack(sizes).cpu().double()
         return torch.stack(numbers)
 
 

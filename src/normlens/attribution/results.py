@@ -326,7 +326,7 @@ def _cells(
     rows = {int(layer): index for index, layer in enumerate(layers)}
     columns = {str(block): index for index, block in enumerate(blocks)}
     return {
-        (rows[layer], columns[kind]): given[0].numpy() if real is None else given[0, real].numpy()
+        (rows[layer], columns[kind]): given[0].cpu().numpy() if real is None else given[0, real].cpu().numpy()
         for (side, layer, kind), given in found.items()
         if side == stack
     }
@@ -334,7 +334,11 @@ def _cells(
 
 def _by_layer(found: Mapping[Where, Tensor], stack: int, kind: str, layers: Any) -> dict[int, Any]:
     rows = {int(layer): index for index, layer in enumerate(layers)}
-    return {rows[layer]: given[0].numpy() for (side, layer, of), given in found.items() if side == stack and of == kind}
+    return {
+        rows[layer]: given[0].cpu().numpy()
+        for (side, layer, of), given in found.items()
+        if side == stack and of == kind
+    }
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class _Batch:
         """The numbers that the user's own object puts out when nobody looks, and the size of its largest logit."""
         with torch.no_grad():
             output = self.lens.call(inputs)
-            own = numbers(output).double().cpu()
+            own = numbers(output).cpu().double()
             check_finite(own, family_of(self.model))
             logits = first_tensor(output)
             return own, float(torch.where(logits.isfinite(), logits, 0.0).abs().max())

@@ -142,7 +142,7 @@ class Run:
         # The way from the table of words to the first layer is gone through once more, for `words`.
         kept = again or self._wanted.direct or observer.looks_back
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
-        terms = self._collect(value.detach().double())
+        terms = self._collect(value.detach().cpu().double())
         if not again:
             self.observer.release()
             self.output = None
@@ -152,7 +152,6 @@ class Run:
         observer = self.observer
         rows = observer.rows
         zero = torch.zeros(rows, dtype=torch.float64)
-        value = value.cpu()
         tokens: list[Tensor] = []
         for entrance, leaf in observer.leaves:
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
@@ -308,7 +307,7 @@ class Run:
                 given = with_heads(output.detach() * gradient, self.observer.rows)
                 if given is None:
                     return whole.unsqueeze(1)
-                given = given.sum((-1, -2)).double().cpu()
+                given = given.sum((-1, -2)).cpu().double()
                 heads = given if heads is None else heads + given
         if heads is None:
             return whole.unsqueeze(1)
@@ -324,7 +323,7 @@ class Run:
         self._frozen.listener = observer
         self._frozen.replay()
         with _nothing_saved():
-            return select(run_frozen(self._model, self._inputs, self._frozen, observer)).detach().double().cpu()
+            return select(run_frozen(self._model, self._inputs, self._frozen, observer)).detach().cpu().double()
 
 
 def _add_positions(tokens: Tensor, given: Tensor) -> None:

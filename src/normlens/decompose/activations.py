@@ -51,7 +51,7 @@ def mean_activation(act: Activation, key: Hashable | None, a: Tensor) -> Tensor:
     found = torch.addcmul(value.index_select(0, index).view_as(z), distance, slope.index_select(0, index).view_as(z))
     far = distance.abs() > 1 / _PER_UNIT
     if bool(far.any()):
-        found[far] = _integrated(act, z[far].double()).float()
+        found[far] = _integrated(act, z[far].cpu().double()).float().to(found)  # not every device has float64
     near = knot == 0  # an activation may bend at zero, and nowhere else does a bend of it bend `c`
     if bool(near.any()):
         found[near] = (act(z[near]) + act(torch.zeros_like(z[near]))) / 2

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normlens.decompose import devices
 from normlens.decompose.process import settle_heap
 
-#: Up to so many weights are computed at once.
+#: On a CPU, up to so many weights are computed at once; another device takes what its memory holds.
 WHOLE_NUMBERS = 4_000_000
 #: Weights per block where there are more: little enough to stay in caches, and to see little under a causal mask.
 BLOCK_NUMBERS = 2_000_000
@@ -62,16 +63,17 @@ def extent_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Mas
     """Look at a mask once: masks are quadratic, so a block of rows at a time."""
     keys, floor = mask.shape[-1], torch.finfo(mask.dtype).min / 2
     position = torch.arange(1, keys + 1, device=mask.device, dtype=torch.int32)
-    untouched: list[int] = []
-    shown: list[int] = []
+    untouched: list[Tensor] = []
+    shown: list[Tensor] = []
     for start in range(0, mask.shape[-2], MASK_ROWS):
         rows = mask[..., start : start + MASK_ROWS, :].flatten(0, 1)
         touched = rows[0] != 0 if len(rows) == 1 else (rows != 0).any(0)  # query key
-        untouched += torch.where(touched, position - 1, keys).amin(-1).tolist()
+        untouched.append(torch.where(touched, position - 1, keys).amin(-1))
         # A row that shows nothing at all is spread over every key by softmax.
         last = ((rows > floor) * position).amax(-1)
-        shown += torch.where(last == 0, keys, last).amax(0).tolist()
-    return MaskExtent(keys, tuple(untouched), tuple(shown))
+        shown.append(torch.where(last == 0, keys, last).amax(0))
+    both = torch.stack([torch.cat(untouched), torch.cat(shown)]).tolist()  # one wait
+    return MaskExtent(keys, tuple(both[0]), tuple(both[1]))
 
 
 class Scratch:
@@ -85,6 +87,7 @@ class Scratch:
         settle_heap()
         self._blocks: dict[str, Tensor] = {}
         self._masks: list[tuple[Tensor, int, MaskExtent]] = []
+        self._numbers: dict[torch.device, int] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A tensor of any content; it holds until the same name is taken again."""
@@ -92,6 +95,25 @@ class Scratch:
         if block is None or block.numel() < size or (block.dtype, block.device) != (like.dtype, like.device):
             block = self._blocks[name] = like.new_empty(size)
         return block[:size].view(shape)
+
+    def is_whole(self, numbers: int, device: torch.device) -> bool:
+        """Whether so many weights are computed at once."""
+        return numbers <= (WHOLE_NUMBERS if device.type == "cpu" else self._block_numbers(device))
+
+    def prefers_fused(self, numbers: int, device: torch.device) -> bool:
+        """Whether so many weights are better never computed, where only the diagonal is wanted."""
+        return device.type == "cuda" or numbers > WHOLE_NUMBERS
+
+    def rows(self, row: int, device: torch.device) -> int:
+        """How many queries make a block, where each has a row of so many weights."""
+        if device.type == "cpu":
+            return max(16, BLOCK_NUMBERS // row)
+        return max(1, self._block_numbers(device) // row)
+
+    def _block_numbers(self, device: torch.device) -> int:
+        if device not in self._numbers:  # asked once a pass
+            self._numbers[device] = devices.block_numbers(device)
+        return self._numbers[device]
 
     def extent(self, mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> MaskExtent:
         """The extent of a mask, worked out when it is first seen: layers are given the same one."""
@@ -112,7 +134,7 @@ def attend(
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
     row = max(1, batch * heads * keys)
-    step = queries if row * queries <= WHOLE_NUMBERS else max(16, BLOCK_NUMBERS // row)
+    step = queries if scratch.is_whole(row * queries, inputs.query.device) else scratch.rows(row, inputs.query.device)
     output = inputs.query.new_empty(batch, queries, heads, inputs.value.shape[-1])
     for start in range(0, queries, step):
         stop = min(queries, start + step)

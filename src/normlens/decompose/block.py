@@ -25,7 +25,15 @@ from normlens.decompose.grams import repeat_values
 from normlens.decompose.pairs import PairResults
 from normlens.decompose.process import compiled_loops, run_compiled
 from normlens.decompose.stages import Stage
-from normlens.decompose.steps import Normalization, Step, applied, inverse_scale, linear, scale_through
+from normlens.decompose.steps import (
+    Normalization,
+    Step,
+    applied,
+    inverse_scale,
+    linear,
+    numerator_and_scale,
+    scale_through,
+)
 
 if TYPE_CHECKING:
     from normlens.decompose.layer_parts import FeedForwardTensors, LayerParts
@@ -60,9 +68,10 @@ class RandomCheck:
     def gaps(
         self, left: Float[Tensor, "batch row left"], right: Float[Tensor, "batch row right"]
     ) -> tuple[Float[Tensor, "batch row"], Float[Tensor, "batch row"]]:
-        """For each row, squared: how far `right` is from what it must be, and how large it is."""
+        """For each row: how far `right` is from what it must be, and how large it is."""
         along = right @ self.after.T
-        return (left @ self.before.T + self.shift - along).square().sum(-1), along.square().sum(-1)
+        wanted = torch.nn.functional.linear(left, self.before, self.shift)
+        return (wanted - along).norm(dim=-1), along.norm(dim=-1)
 
 
 def stage_steps(
@@ -150,6 +159,8 @@ class Block:
         self._mixing: dict[Stage, tuple[Tensor, Tensor]] = {}
         #: Maps of shares with the residual's own (`decompose.parts`): measure, ratio and residual ask for the same.
         self.shares: dict[str, tuple[Tensor, Tensor]] = {}
+        self._selves: dict[Stage, Tensor] = {}
+        self._contexts: dict[Stage, Tensor] = {}
 
     @cached_property
     def layer(self) -> LayerParts:
@@ -184,13 +195,31 @@ class Block:
         branch = scale_through(t.branch, t.projected)
         found: dict[Stage, Tensor | None] = {"attn": None, "res": branch, "ln": branch}
         if t.norm is not None:
-            inverse = inverse_scale(t.norm, t.total)
+            inverse = self._denominator[1]
             found["ln"] = inverse if branch is None else branch * inverse
         found["enc"] = found["ln"]
         if t.end is not None and t.end.norm is not None:
             inverse = inverse_scale(t.end.norm, t.end.total)
             found["enc"] = inverse if found["ln"] is None else found["ln"] * inverse
         return found
+
+    @cached_property
+    def _denominator(self) -> tuple[Float[Tensor, "batch query stream"], Float[Tensor, "batch query 1"]]:
+        """Of the normalization after the sum: its numerator, and one over its denominator."""
+        assert self.tensors.norm is not None, "asked where a normalization follows"
+        return numerator_and_scale(self.tensors.norm, self.tensors.total)
+
+    def _after_norm(self, vectors: Float[Tensor, "batch query stream"]) -> Float[Tensor, "batch query stream"]:
+        """What becomes of parts of the residual sum in the normalization that follows it."""
+        norm = self.tensors.norm
+        return vectors if norm is None else linear((norm,), vectors) * self._denominator[1]
+
+    def _after_end(self, vectors: Float[Tensor, "batch query stream"]) -> Float[Tensor, "batch query stream"]:
+        """What becomes of parts of the block's output in the normalization at the end of the layer."""
+        end = self.tensors.end
+        if end is None or end.norm is None:
+            return vectors
+        return linear((end.norm,), vectors) * inverse_scale(end.norm, end.total)
 
     def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query stream"]:
         """What becomes at a stage of vectors of the attention output, one per query."""
@@ -204,12 +233,8 @@ class Block:
         t = self.tensors
         if stage == "attn":
             return None
-        residual = t.residual
-        if stage != "res" and t.norm is not None:
-            residual = linear((t.norm,), residual) * inverse_scale(t.norm, t.total)
-        if stage == "enc" and t.end is not None and t.end.norm is not None:
-            residual = linear((t.end.norm,), residual) * inverse_scale(t.end.norm, t.end.total)
-        return residual
+        residual = t.residual if stage == "res" else self._after_norm(t.residual)
+        return self._after_end(residual) if stage == "enc" else residual
 
     @property
     def output(self) -> Float[Tensor, "batch query model"]:
@@ -234,17 +259,34 @@ class Block:
 
     def self_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
         """What each position contributes to itself, the residual included. In cross-attention: the residual alone."""
-        residual = self.residual_at(stage)
-        if not self.tensors.self_attends:
-            return torch.zeros_like(self.tensors.projected) if residual is None else residual
-        own = self.carried(self.own, stage)
-        return own if residual is None else own + residual
+        if stage not in self._selves:
+            if stage == "enc":
+                self._selves[stage] = self._after_end(self.self_vectors("ln"))
+            elif stage == "ln":
+                self._selves[stage] = self._after_norm(self.self_vectors("res"))
+            elif not self.tensors.self_attends:
+                residual = self.residual_at(stage)
+                self._selves[stage] = torch.zeros_like(self.tensors.projected) if residual is None else residual
+            else:
+                own = self.carried(self.own, stage)
+                self._selves[stage] = own if stage == "attn" else own + self.tensors.residual
+        return self._selves[stage]
 
     def context_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
         """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
-        t = self.tensors
-        vectors = t.projected if t.bias is None else t.projected - t.bias
-        return self.carried(vectors - self.own if t.self_attends else vectors, stage)
+        if stage not in self._contexts:
+            t = self.tensors
+            if stage == "enc":
+                found = self._after_end(self.context_vectors("ln"))
+            elif stage == "ln":
+                found = self._after_norm(self.context_vectors("res"))
+            elif stage == "res":
+                found = self.carried(self.context_vectors("attn"), stage)
+            else:
+                found = t.projected if t.bias is None else t.projected - t.bias
+                found = found - self.own if t.self_attends else found
+            self._contexts[stage] = found
+        return self._contexts[stage]
 
     def mixing_norms(self, stage: Stage) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
         """`‖context‖` and `‖self‖` at a stage."""
@@ -254,7 +296,11 @@ class Block:
         if self._compiled is not None and stage in self._compiled.mixing:
             return self._compiled.mixing[stage]
         if stage not in self._mixing:  # maps ask for their diagonal, ratios for both
-            self._mixing[stage] = self.context_vectors(stage).norm(dim=-1), self.self_vectors(stage).norm(dim=-1)
+            own = self.self_vectors(stage).norm(dim=-1)
+            # Nothing happens to the others' vectors on the way into the sum.
+            as_before = stage == "res" and not self.tensors.branch and self.tensors.stream_weights is None
+            context = self.mixing_norms("attn")[0] if as_before else self.context_vectors(stage).norm(dim=-1)
+            self._mixing[stage] = context, own
         return self._mixing[stage]
 
     def part_norms(self, stage: Stage) -> Float[Tensor, "batch query key"]:
@@ -279,7 +325,7 @@ class Block:
     # ---- how far each stage is from what the one before it makes of it -------------------------------------------
 
     def gaps(self) -> Float[Tensor, "stage 2 batch query"]:
-        """Squared difference and squared size, at the stages that differ.
+        """The norms of the difference and of the model's own vector, at the stages that differ.
 
         At the attention output between `sum_j sum_h a f + b_O` and the model's vector, at the residual sum between
         attention output plus residual and the model's sum, at the normalized sum between the normalization of the
@@ -293,11 +339,14 @@ class Block:
             arriving = applied(step, arriving)
         arriving = in_streams(arriving, t.stream_weights)
         summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
-        found = [self._attention_gap(), gap(summed, t.total)]
+        found = [*self._attention_gap(), *_sizes(summed, t.total)]
         if t.norm is not None:
             assert t.normalized is not None, "what a normalization gave is captured with it"
-            found.append(gap(applied(t.norm, t.total), t.normalized))
-        return torch.stack(found)
+            numerator, inverse = self._denominator
+            rebuilt = numerator * inverse if t.norm.weight is None else numerator * inverse * t.norm.weight
+            found += _sizes(rebuilt if t.norm.beta is None else rebuilt + t.norm.beta, t.normalized)
+        stacked: Tensor = torch.stack(found).unflatten(0, (-1, 2))
+        return stacked
 
     @property
     def _along_directions(self) -> bool:
@@ -310,13 +359,13 @@ class Block:
         t = self.tensors
         return t.output_check is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS
 
-    def _attention_gap(self) -> Float[Tensor, "2 batch query"]:
+    def _attention_gap(self) -> list[Float[Tensor, "batch query"]]:
         t = self.tensors
         mixed = t.pairs.mixed.flatten(2)
         if self._along_directions and t.output_check is not None:
-            return torch.stack([t.output_check.gaps(mixed, t.projected)[0], t.projected.square().sum(-1)])
+            return [t.output_check.gaps(mixed, t.projected)[0], t.projected.norm(dim=-1)]
         summed = mixed @ t.weight.flatten(0, 1)
-        return gap(summed if t.bias is None else summed + t.bias, t.projected)
+        return _sizes(summed if t.bias is None else summed + t.bias, t.projected)
 
     # ---- all of it in one compiled loop --------------------------------------------------------------------------
 
@@ -354,9 +403,9 @@ class Block:
             with_norm=norm is not None,
             out=out.flatten(1),
         )
-        gaps = out[: 2 * len(self.stages)].unflatten(0, (-1, 2))
+        gaps = out[: 2 * len(self.stages)].sqrt().unflatten(0, (-1, 2))
         if not self._along_directions:
-            gaps[0] = self._attention_gap()
+            gaps[0] = torch.stack(self._attention_gap())
         norms = out[rows.CONTEXT : rows.NORMALIZED_OWN + 1].sqrt()
         context, own, with_residual, normalized_context, normalized_own = norms.unbind(0)
         return _PerQuery(
@@ -376,5 +425,9 @@ class _PerQuery:
 
 
 def gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:
-    """Squared difference and squared size, for each query."""
-    return torch.stack([(rebuilt - observed).square().sum(-1), observed.square().sum(-1)])
+    """The norms of the difference and of what was observed, for each query."""
+    return torch.stack(_sizes(rebuilt, observed))
+
+
+def _sizes(rebuilt: Tensor, observed: Tensor) -> list[Float[Tensor, "batch query"]]:
+    return [(rebuilt - observed).norm(dim=-1), observed.norm(dim=-1)]

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose.pairs import PairResults
+from normlens.decompose.pairs import PairResults, Samples
 from normlens.decompose.stages import PairRequest, Stage
 from normlens.decompose.steps import Normalization, Scaling, Step, inverse_scale, linear
 
@@ -134,10 +134,9 @@ def gated_pairs(
     steps: Mapping[Stage, tuple[Step, ...]],
     gate: Float[Tensor, "batch query head width"],
     request: PairRequest,
-    samples: Int[Tensor, "pair 3"],
+    samples: Samples,
 ) -> PairResults:
     """What is kept of the pairs of one site with a gate."""
-    batch, query, key = samples.to(alpha.device).unbind(-1)
     mean, weights = alpha.mean(1), alpha * factor
     own = None
     if request.own:
@@ -153,7 +152,7 @@ def gated_pairs(
         f_norm=None,
         norms={stage: gated_norms(weights, values, weight, gate, steps[stage]) for stage in request.stages},
         samples=samples,
-        sampled_weights=weights[batch, :, query, key],
+        sampled_weights=torch.stack([weights[batch, :, query, key] for batch, query, key in samples]),
         factor=factor,
         gated_af_norm=gated_head_norms(weights, values, weight, gate) if request.alpha and request.f_norm else None,
     )

@@ -15,18 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normlens.decompose import devices
 from normlens.decompose.attention import Scratch
 from normlens.decompose.process import run_compiled
 from normlens.decompose.steps import Normalization, Scaling, Step, linear
 
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `Grams.norms`.
 CANCELLATION = 1 / 200
-#: Numbers of transformed vectors that exist at once: they stay in a processor's cache, or keep another device busy.
-BLOCK_NUMBERS = {"cpu": 2_400_000}
-OTHER_BLOCK_NUMBERS = 32_000_000
+#: Numbers of transformed vectors that exist at once on a CPU: they stay in its cache.
+CPU_BLOCK_NUMBERS = 2_400_000
 
 
 def split_heads(weight: Float[Tensor, "heads_width model"], heads: int) -> Float[Tensor, "head width model"]:
@@ -54,10 +54,9 @@ def f_norms(
 class Grams:
     """The Gram matrices of one site's keys at several stages, worked out as far as queries look.
 
-    `lower` holds the lower triangles, with all that stands below the diagonal doubled, so that `a^T lower_j a` is the
-    whole quadratic form; `lengths` are the norms of the transformed vectors. With `diagonal`, each position's weight on
-    itself, `own` gets what each position gives itself at the attention output; positions from `late` on must be worked
-    out otherwise, since their vectors were gone before their weight was known.
+    With `diagonal`, each position's weight on itself, `own` gets what each position gives itself at the attention output;
+    positions from `late` on must be worked out otherwise, since their vectors were gone before their weight was known.
+    The compiled loops and PyTorch lay the matrices out differently, each as it reads them.
     """
 
     def __init__(
@@ -74,14 +73,24 @@ class Grams:
         heads, _, model = weight.shape
         self._values, self._weight, self._stages = values, weight, stages
         self._scratch = Scratch() if scratch is None else scratch
-        self._compiled = compiled
         self._rows = _as_one_step(stages, weight) if compiled else None
+        self._compiled = compiled = self._rows is not None
         self._diagonal = diagonal
         self._done = 0
-        self.lower = values.new_zeros(len(stages), batch, heads, heads, keys)
-        self.lengths = values.new_zeros(len(stages), batch, heads, keys)
+        count = len(stages)
+        if compiled:
+            # Lower triangles with all below the diagonal doubled: `a^T lower_j a` is the whole quadratic form.
+            self._matrices = values.new_empty(count, batch, heads, heads, keys)
+            self._lengths = values.new_empty(count, batch, heads, keys)  # ‖f_h(x_j)‖ at each stage
+        else:
+            self._matrices = values.new_empty(batch, keys, count, heads, heads)
+            self._lengths = values.new_empty(batch, keys, count, heads)
         self.own = None if diagonal is None else values.new_empty(batch, keys, model)
         self.late = 0
+
+    def lengths(self, stage: int) -> Float[Tensor, "batch head key"]:
+        """`‖f_h(x_j)‖` at a stage, for the keys that were reached."""
+        return self._lengths[stage] if self._compiled else self._lengths[:, :, stage].mT
 
     def reach(self, keys: int, known: int) -> None:
         """Work out the keys before `keys`; the diagonal is known for the positions before `known`."""
@@ -89,21 +98,24 @@ class Grams:
         if keys <= first:
             return
         self._done = keys
+        owned = min(known, keys) if self.own is not None and self.late == first else first
+        if self._rows is not None:
+            self._loop_over_rows(first, keys, owned)
+        else:
+            self._build(first, keys, owned)
+        self.late = max(self.late, owned)
+
+    def _loop_over_rows(self, first: int, keys: int, owned: int) -> None:
+        """The keys from `first` on by the compiled loop; a row is one key of one sequence."""
+        assert self._rows is not None
+        factors, centred, changed = self._rows
         heads, _, model = self._weight.shape
         new = repeat_values(self._values[:, :, first:keys], heads).transpose(0, 1).flatten(1, 2)  # head row width
-        step = max(1, BLOCK_NUMBERS.get(new.device.type, OTHER_BLOCK_NUMBERS) // (heads * model))
-        owned = min(known, keys) if self.own is not None and self.late == first else first
+        step = max(1, CPU_BLOCK_NUMBERS // (heads * model))
         for start in range(0, new.shape[1], step):
             rows = new[:, start : start + step]
             f = self._scratch.take("vectors", (heads, rows.shape[1], model), rows)
             torch.bmm(rows, self._weight, out=f)
-            self._block(f, start, first, keys - first, owned)
-        self.late = max(self.late, owned)
-
-    def _block(self, f: Tensor, start: int, first: int, count: int, owned: int) -> None:
-        """`f` is (head, row, model); rows are pairs of sequence and key from `start` on, `count` keys a sequence."""
-        if self._rows is not None:
-            factors, centred, changed = self._rows
             run_compiled(
                 "grams",
                 f=f,
@@ -112,33 +124,33 @@ class Grams:
                 changed=changed,
                 start=start,
                 first=first,
-                count=count,
-                lower=self.lower,
-                lengths=self.lengths,
-                diagonal=f.new_empty(1, f.shape[0], 1) if self._diagonal is None else self._diagonal,
+                count=keys - first,
+                lower=self._matrices,
+                lengths=self._lengths,
+                diagonal=f.new_empty(1, heads, 1) if self._diagonal is None else self._diagonal,
                 owned=owned,
-                own=f.new_empty(1, 1, f.shape[2]) if self.own is None else self.own,
+                own=f.new_empty(1, 1, model) if self.own is None else self.own,
             )
-            return
-        # Whole sequences are laid down in one piece each; a block that cuts one is laid down row by row.
-        rows = f.shape[1]
-        pieces = [(start // count, 0, count, rows // count)] if start % count == 0 and rows % count == 0 else []
-        if not pieces:
-            pieces = [(row // count, row % count, 1, 1) for row in range(start, start + rows)]
-        taken = 0
-        for batch, offset, width, sequences in pieces:
-            here = f[:, taken : taken + width * sequences].unflatten(1, (sequences, width))  # head batch key model
-            taken += width * sequences
-            to, keys = slice(batch, batch + sequences), slice(first + offset, first + offset + width)
+
+    def _build(self, first: int, keys: int, owned: int) -> None:
+        """The keys from `first` on by PyTorch, some keys of all sequences at a time."""
+        (heads, _, model), batch = self._weight.shape, self._values.shape[0]
+        device = self._values.device
+        most = CPU_BLOCK_NUMBERS if device.type == "cpu" else devices.block_numbers(device)
+        step = max(1, most // (heads * model * batch))
+        for start in range(first, keys, step):
+            stop = min(keys, start + step)
+            rows = repeat_values(self._values[:, :, start:stop], heads).transpose(0, 1).flatten(1, 2)  # head row width
+            f = torch.bmm(rows, self._weight).unflatten(1, (batch, stop - start))  # head batch key model
             for n, steps in enumerate(self._stages):
-                vectors = linear(steps, here).permute(1, 2, 0, 3)  # batch key head model
-                gram = vectors @ vectors.mT
-                self.lower[n, to, :, :, keys] = (gram.tril() + gram.tril(-1)).permute(0, 2, 3, 1)
-                self.lengths[n, to, :, keys] = gram.diagonal(dim1=2, dim2=3).clamp_min(0).sqrt().transpose(1, 2)
-            mine = min(owned, keys.stop) - keys.start  # leading keys whose weight on themselves is known
+                vectors = linear(steps, f).permute(1, 2, 0, 3)  # batch key head model
+                self._matrices[:, start:stop, n] = vectors @ vectors.mT
+            mine = min(owned, stop) - start  # leading keys whose weight on themselves is known
             if mine > 0 and self.own is not None and self._diagonal is not None:
-                weights = self._diagonal[to, :, keys.start : keys.start + mine]
-                self.own[to, keys.start : keys.start + mine] = torch.einsum("bhk,hbkd->bkd", weights, here[:, :, :mine])
+                weights = self._diagonal[:, :, start : start + mine]
+                self.own[:, start : start + mine] = torch.einsum("bhk,hbkd->bkd", weights, f[:, :, :mine])
+        squares = self._matrices[:, first:keys].diagonal(dim1=-2, dim2=-1)
+        torch.sqrt(squares.clamp_min(0), out=self._lengths[:, first:keys])
 
     def norms(
         self,
@@ -155,28 +167,24 @@ class Grams:
         the norm stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
         """
         batch, _, queries, keys = weights.shape
-        any_lost = True
+        here = out[:, :, start : start + queries, :keys]
         if self._compiled:
             lost = torch.zeros(batch, queries, dtype=torch.int64)
             run_compiled(
                 "quadratic",
                 alpha=weights.contiguous(),
-                lower=self.lower,
-                lengths=self.lengths,
+                lower=self._matrices,
+                lengths=self._lengths,
                 cancellation=CANCELLATION,
                 start=start,
                 norms=out,
                 lost=lost,
             )
-            any_lost = bool(lost.any())
         else:
-            for gram, length, norms in zip(self.lower, self.lengths, out, strict=True):
-                _quadratic_norms(
-                    weights, gram[..., :keys], length[..., :keys], norms[:, start : start + queries, :keys]
-                )
-        if any_lost:
-            for steps, norms in zip(self._stages, out, strict=True):
-                _recompute(weights, self._values, self._weight, steps, norms[:, start : start + queries, :keys])
+            lost = _quadratic_norms(weights, self._matrices[:, :keys], self._lengths[:, :keys], here)
+        if bool(lost.any()):
+            for steps, norms in zip(self._stages, here, strict=True):
+                _recompute(weights, self._values, self._weight, steps, norms)
 
 
 def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -203,15 +211,19 @@ def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Te
 
 def _quadratic_norms(
     weights: Float[Tensor, "batch head block seen"],
-    lower: Float[Tensor, "batch head head seen"],
-    length: Float[Tensor, "batch head seen"],
-    out: Float[Tensor, "batch block seen"],
-) -> None:
-    """The same as the compiled loop, for every device; lost pairs become negative."""
+    matrices: Float[Tensor, "batch seen stage head head"],
+    lengths: Float[Tensor, "batch seen stage head"],
+    out: Float[Tensor, "stage batch block seen"],
+) -> Bool[Tensor, "batch seen stage block"]:
+    """The same as the compiled loop, for every device and all stages at once; lost pairs become -1 and are returned."""
     by_key = weights.permute(0, 3, 1, 2).contiguous()  # batch key head query
-    square = ((lower.permute(0, 3, 1, 2) @ by_key) * by_key).sum(2)
-    most = (length.mT.unsqueeze(2) @ by_key.abs()).squeeze(2).square()
-    out.copy_(square.clamp_min(0).sqrt().masked_fill(square < CANCELLATION * most, -1.0).mT)
+    stages, heads = lengths.shape[2:]
+    forms = (matrices.flatten(2, 3) @ by_key).unflatten(2, (stages, heads))
+    square = forms.mul_(by_key.unsqueeze(2)).sum(3)  # batch key stage query
+    most = (lengths @ by_key.abs()).square_()
+    lost: Tensor = square < most.mul_(CANCELLATION)
+    out.copy_(square.clamp_min_(0).sqrt_().masked_fill_(lost, -1.0).permute(2, 0, 3, 1))
+    return lost
 
 
 def _recompute(
@@ -221,15 +233,16 @@ def _recompute(
     steps: tuple[Step, ...],
     out: Float[Tensor, "batch block seen"],
 ) -> None:
-    """Work out the pairs whose digits were lost, from their vectors in float64."""
+    """Work out the pairs whose digits were lost from their vectors, in float64 on the host: not every device has it."""
     lost = (out < 0).nonzero()
     if not len(lost):
         return
     heads = weights.shape[1]
     kv_head = torch.arange(heads, device=weights.device) // (heads // values.shape[1])
-    matrix, steps = weight.double().flatten(0, 1), tuple(step.to(torch.float64) for step in steps)
+    matrix = weight.cpu().double().flatten(0, 1)
+    steps = tuple(step.to(torch.float64, torch.device("cpu")) for step in steps)
     for pairs in lost.split(256):
         batch, query, key = pairs.unbind(-1)
-        v = values[batch[:, None], kv_head, key[:, None]].double()
-        parts = (weights[batch, :, query, key].double().unsqueeze(-1) * v).flatten(1) @ matrix
-        out[batch, query, key] = linear(steps, parts).norm(dim=-1).to(out.dtype)
+        v = values[batch[:, None], kv_head, key[:, None]].cpu().double()
+        parts = (weights[batch, :, query, key].cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
+        out[batch, query, key] = linear(steps, parts).norm(dim=-1).to(out)

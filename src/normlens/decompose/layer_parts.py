@@ -283,7 +283,7 @@ class LayerParts:
     # ---- how far each place is from what the one before makes of it ----------------------------------------------
 
     def gaps(self) -> dict[str, Float[Tensor, "2 batch query"]]:
-        """Squared difference and squared size, by what is compared.
+        """The norms of the difference and of what was observed, by what is compared.
 
         Products with whole matrices are seen along random directions, as in the attention block's proof.
         """

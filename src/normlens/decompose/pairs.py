@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from normlens.decompose import process
@@ -21,6 +22,9 @@ from normlens.decompose.attention import Scratch
 from normlens.decompose.grams import Grams, f_norms, repeat_values
 from normlens.decompose.stages import ALL_STAGES, PairRequest, Stage
 from normlens.decompose.steps import Step
+
+#: Pairs that the proof rebuilds: (sequence, query, key).
+Samples = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class PairResults:
     own: Float[Tensor, "batch query model"] | None  # sum_h a_hii f_h(x_i)
     f_norm: Float[Tensor, "batch head key"] | None
     norms: Mapping[Stage, Float[Tensor, "batch query key"]]
-    samples: Int[Tensor, "pair 3"]  # batch, query, key
+    samples: Samples
     sampled_weights: Float[Tensor, "pair head"]  # a_h of the sampled pairs
     factor: Float[Tensor, "batch head query 1"] | None = None  # a = alpha * factor; None: a = alpha
     gated_af_norm: Float[Tensor, "batch head query key"] | None = None  # where a gate makes f depend on the query
@@ -52,7 +56,7 @@ class PairCollector:
         weight: Float[Tensor, "head width model"],
         steps: Mapping[Stage, tuple[Step, ...]],
         request: PairRequest,
-        samples: Int[Tensor, "pair 3"],
+        samples: Samples,
         factor: Float[Tensor, "batch head query 1"] | None = None,
         scratch: Scratch | None = None,
     ) -> None:
@@ -62,10 +66,10 @@ class PairCollector:
         longest = max(queries, keys)
         self._compiled = longest >= process.COMPILED_LENGTH and process.fits_compiled(values)
         self._samples = samples
-        self._sampled = values.new_zeros(len(samples), heads)
+        self._sampled: dict[int, Tensor] = {}  # a_h of the samples that were met
         self._alpha = values.new_zeros(batch, heads, queries, keys) if request.alpha else None
         self._mean = values.new_zeros(batch, queries, keys) if request.weights else None
-        self._totals = values.new_zeros(batch, queries) if request.totals else None
+        self._totals = values.new_empty(batch, queries) if request.totals else None
         self._diagonal = values.new_zeros(batch, heads, queries) if request.own else None  # a_hii
         self._on_self = values.new_zeros(batch, queries) if request.own else None
         # Stages with the same steps share their Gram matrices and norms.
@@ -87,7 +91,7 @@ class PairCollector:
         if self._mean is not None or self._totals is not None:
             mean = alpha.mean(1)
             if self._totals is not None:
-                self._totals[:, start:stop] = mean.abs().sum(-1)
+                torch.sum(mean.abs(), -1, out=self._totals[:, start:stop])
             if self._mean is not None:
                 self._mean[:, start:stop, :keys] = mean
         if self._alpha is not None:
@@ -97,13 +101,15 @@ class PairCollector:
             own = weights.diagonal(offset=start, dim1=-2, dim2=-1)[..., : max(0, last - start)]
             self._diagonal[:, :, start:last] = own
             raw = own if weights is alpha else alpha.diagonal(offset=start, dim1=-2, dim2=-1)[..., : own.shape[-1]]
-            self._on_self[:, start:last] = raw.mean(1)
+            torch.mean(raw, 1, out=self._on_self[:, start:last])
         if self._grams is not None:
             self._grams.reach(keys, stop)
             self._grams.norms(weights, start, self._norms)
-        for n, (batch, query, key) in enumerate(self._samples.tolist()):
-            if start <= query < stop and key < keys:
-                self._sampled[n] = weights[batch, :, query - start, key]
+        met = [n for n, (_, query, key) in enumerate(self._samples) if start <= query < stop and key < keys]
+        if met:
+            chosen = ((b, q - start, k) for b, q, k in (self._samples[n] for n in met))
+            found = torch.stack([weights[batch, :, query, key] for batch, query, key in chosen])
+            self._sampled.update(zip(met, found, strict=True))
 
     def take_diagonal(self, diagonal: Float[Tensor, "batch head query"]) -> None:
         """Take each position's weight on itself where no pair is wanted; every row of standard attention sums to 1."""
@@ -126,7 +132,7 @@ class PairCollector:
             f_norm=self._f_norm() if self._request.f_norm else None,
             norms={stage: self._norms[self._distinct.index(self._steps[stage])] for stage in self._stages},
             samples=self._samples,
-            sampled_weights=self._sampled,
+            sampled_weights=self._sampled_weights(),
             factor=self._factor,
             compiled=self._compiled,
         )
@@ -136,7 +142,12 @@ class PairCollector:
         if self._grams is None or () not in self._distinct:
             return f_norms(self._values, self._weight)
         self._grams.reach(self._values.shape[2], 0)
-        return self._grams.lengths[self._distinct.index(())]
+        return self._grams.lengths(self._distinct.index(()))
+
+    def _sampled_weights(self) -> Float[Tensor, "pair head"]:
+        none = self._values.new_zeros(self._weight.shape[0]) if len(self._sampled) < len(self._samples) else None
+        found = [self._sampled.get(n, none) for n in range(len(self._samples))]
+        return torch.stack([row for row in found if row is not None]) if found else self._values.new_zeros(0, 1)
 
     def _own(self) -> Float[Tensor, "batch query model"] | None:
         """What each position gives itself; those whose vectors were not at hand are projected anew."""

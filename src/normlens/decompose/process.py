@@ -1,4 +1,4 @@
-"""All that normlens sets or keeps for the whole process, in one place: compiled loops, their threads, the heap.
+"""All that normlens sets or keeps for the whole process, in one place: compiled loops, their threads, the heap, TF32.
 
 The loops stand in `decompose.loops`: work that PyTorch has no single operation for, compiled by numba where it is
 installed (`pip install normlens[fast]`). Each has a plain PyTorch form beside its caller, which serves every device and
@@ -12,6 +12,8 @@ import importlib
 import importlib.util
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -85,3 +87,38 @@ def settle_heap() -> None:
     was mapped and released so far (`M_MMAP_THRESHOLD` in mallopt(3)); other allocators do not notice this call.
     """
     torch.empty(_THRESHOLD_BYTES, dtype=torch.uint8)
+
+
+class WhileNeeded:
+    """A setting of the whole process, on while any pass needs it: two threads must not put it back for each other."""
+
+    def __init__(self, turn_on: Callable[[ExitStack], None]) -> None:
+        self._turn_on, self._lock, self._users, self._undo = turn_on, threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._turn_on(self._undo)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._undo.close()
+
+
+def rounds_products(device: torch.device) -> bool:
+    """Whether products of float32 tensors are rounded to ten bits on this device (TF32), as the user has allowed."""
+    return device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _products_in_full(undo: ExitStack) -> None:
+    undo.callback(setattr, torch.backends.cuda.matmul, "fp32_precision", torch.backends.cuda.matmul.fp32_precision)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+#: Inside the block products are not rounded to ten bits.
+products_in_full = WhileNeeded(_products_in_full)

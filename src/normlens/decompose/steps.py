@@ -34,12 +34,12 @@ class Normalization:
         # `1 + weight` has more digits than a half-precision weight, and families add in float32.
         return self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 
-    def to(self, dtype: torch.dtype) -> Normalization:
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """A working copy, with the offset inside of its weight."""
         gamma = self.gamma
         return Normalization(
-            weight=None if gamma is None else gamma.detach().to(dtype),
-            beta=None if self.beta is None else self.beta.detach().to(dtype),
+            weight=None if gamma is None else _copy(gamma, dtype, device),
+            beta=None if self.beta is None else _copy(self.beta, dtype, device),
             centred=self.centred,
             eps=self.eps,
             path=self.path,
@@ -52,9 +52,9 @@ class Scaling:
 
     factor: float | Tensor
 
-    def to(self, dtype: torch.dtype) -> Scaling:
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Scaling:
         """A working copy."""
-        return Scaling(self.factor if isinstance(self.factor, float) else self.factor.detach().to(dtype))
+        return Scaling(self.factor if isinstance(self.factor, float) else _copy(self.factor, dtype, device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,23 @@ class Shift:
 
     vector: Float[Tensor, " model"]
 
-    def to(self, dtype: torch.dtype) -> Shift:
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Shift:
         """A working copy."""
-        return Shift(self.vector.detach().to(dtype))
+        return Shift(_copy(self.vector, dtype, device))
+
+
+def host_copy(step: Step) -> Step:
+    """The step in float64 on the host, where every machine has it; copied once for each working copy."""
+    kept: Step | None = step.__dict__.get("_on_host")
+    if kept is None:
+        kept = step.to(torch.float64, torch.device("cpu"))
+        step.__dict__["_on_host"] = kept
+    return kept
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    # The device first: not every one has every dtype.
+    return tensor.detach().to(tensor.device if device is None else device).to(dtype)
 
 
 Step = Normalization | Scaling | Shift
@@ -86,9 +100,16 @@ def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float
 
 def inverse_scale(norm: Normalization, y: Float[Tensor, "*any model"]) -> Float[Tensor, "*any 1"]:
     """`1 / s(y)`, one number per vector."""
+    return numerator_and_scale(norm, y)[1]
+
+
+def numerator_and_scale(
+    norm: Normalization, y: Float[Tensor, "*any model"]
+) -> tuple[Float[Tensor, "*any model"], Float[Tensor, "*any 1"]]:
+    """`y - mean(y)`, where the norm centres, and `1 / s(y)`."""
     if norm.centred:
         y = y - y.mean(-1, keepdim=True)
-    return (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    return y, (y.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
 
 
 def applied(step: Step, vectors: Float[Tensor, "*any model"], y: Tensor | None = None) -> Float[Tensor, "*any model"]:

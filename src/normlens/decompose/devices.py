@@ -1,0 +1,95 @@
+"""What a device offers, and how it is asked little: memory, float64, and one copy to the host for many numbers.
+
+A device works while the host goes on, until the host asks for a number and waits. So whatever the host wants of a block is
+laid side by side and read at once, results travel while the next block is computed, and blocks are as large as memory
+allows, since each costs the same few launches whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: A block may take one part in so many of what is free: about eight such tensors exist at a time.
+_SHARE = 16
+#: Where a device does not say how much is free.
+_ASSUMED_BYTES = 4 * 2**30
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """The memory of a device that can still be had; None where it does not say (and for the host: see `request`)."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by PyTorch, for later
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+    return None
+
+
+def block_numbers(device: torch.device) -> int:
+    """How many numbers a block on this device may hold; off the CPU, where no cache is to be met."""
+    free = free_bytes(device)
+    return max(1 << 20, (_ASSUMED_BYTES if free is None else free) // (4 * _SHARE))
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device can compute in float64 at all."""
+    return device.type != "mps"
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """The same numbers on the host: of a device, in one copy and one wait, however many there are (all of one dtype)."""
+    if not tensors or tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, ends[:-1]), tensors, strict=True)]
+
+
+def picked(tensors: Sequence[Tensor], *places: Sequence[int]) -> Sequence[Tensor]:
+    """`tensor[places]` of tensors of one shape, for a handful of places that the host knows: no index is sent."""
+    if tensors and tensors[0].device.type == "cpu":
+        index = tuple(map(list, places))
+        return [torch.from_numpy(tensor.numpy()[index]) for tensor in tensors]
+    rows = [tensor[place] for tensor in tensors for place in zip(*places, strict=True)]
+    return torch.stack(rows).split(len(places[0])) if rows else []
+
+
+class HostCopies:
+    """Maps on their way to the host while the device goes on: there once the host has waited for anything later.
+
+    `alike` names maps that are another one times a number, but for their diagonal: of these the diagonal alone travels.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], alike: Mapping[str, tuple[str, float]]) -> None:
+        self._device = next(iter(values.values())).device if values else torch.device("cpu")
+        self.immediate = self._device.type == "cpu"  #: nothing travels
+        self._alike = {} if self.immediate else alike
+        self._whole = {name: self._sent(value) for name, value in values.items() if name not in self._alike}
+        self._diagonals = {name: self._sent(values[name].diagonal(dim1=-2, dim2=-1)) for name in self._alike}
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        if self.immediate:
+            return tensor
+        # Only memory that cannot be moved is written while the host goes on; MPS shares its memory with the host anyway.
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
+        return there.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait until everything has arrived."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What has arrived."""
+        found = {name: tensor.numpy() for name, tensor in self._whole.items()}
+        for name, (other, factor) in self._alike.items():
+            found[name] = found[other] * found[other].dtype.type(factor)
+            positions = np.arange(found[name].shape[-1])
+            found[name][:, positions, positions] = self._diagonals[name].numpy()
+        return found
