@@ -29,13 +29,13 @@ class Machine:
     workers: int = 64
     rate: float = 1000.0  # sequences per second and worker: an assumption for a GPU, a BERT-base and 128 tokens
     load_seconds: float = 30.0  # until a worker is ready: the model comes from the object store (assumption)
-    message_seconds: float = 0.0015  # of the driver, per message (`benchmarks.engines --accounts ray`)
-    start_seconds: float = 15.0  # of the driver, before and after (same)
-    shard_bytes: float = 33e6  # one set of statistics of a 12-layer model (same: bytes_to_driver)
+    message_seconds: float = 0.0015  # of the driver, per message (assumption; see `benchmarks.engines --accounts ray`)
+    start_seconds: float = 6.0  # of the driver, before and after (same)
+    shard_bytes: float = 100e6  # one set of statistics of 12 layers: twice what 6 layers send the driver (same)
     message_bytes: float = 400.0  # same
     save_every: float = 30.0
     write_bandwidth: float = 200e6  # bytes per second and worker, to the store (assumption)
-    merge_seconds: float = 0.2  # per shard that is read and added (same run: the driver's 0.14 s of old, and reading)
+    merge_seconds: float = 0.5  # per shard that is read and added (assumption: 200 MB/s)
     survey_rate: float = 100e6  # bytes per second and process, read, checked and counted (`--survey`)
     bytes_per_sequence: float = 600.0  # of text
     spread: float = 0.1  # of the workers' speeds

@@ -184,7 +184,7 @@ class Bench:
         self._number = 0
         self._seconds: dict[str, float] = {}
 
-    def seconds(self, engine: str, **options: Any) -> float:
+    def seconds(self, engine: str, /, **options: Any) -> float:
         """How long an undisturbed run takes, its process included."""
         if engine not in self._seconds:
             begin = time.monotonic()
@@ -216,7 +216,7 @@ class Bench:
         again = self._undisturbed(out)
         return Outcome(fault, at, shards, largest_difference(again, self.right), orphans, note)
 
-    def driver_killed(self, engine: str, **options: Any) -> Outcome:
+    def driver_killed(self, engine: str, /, **options: Any) -> Outcome:
         """`kill -9` of the driver at any moment, also before the first shard and after the last."""
         at = self.rng.uniform(0.0, self.seconds(engine, **options))
         out = self._fresh()
@@ -229,7 +229,7 @@ class Bench:
             f"{engine}: driver killed", f"{at:.1f} s", out, shards, orphans, "had ended" if ended else ""
         )
 
-    def worker_killed(self, engine: str, **options: Any) -> Outcome:
+    def worker_killed(self, engine: str, /, **options: Any) -> Outcome:
         """`kill -9` of a worker at any moment, also while it starts; the driver must finish by itself."""
         at = self.rng.uniform(0.0, 0.9 * self.seconds(engine, **options))
         out = self._fresh()

@@ -230,6 +230,8 @@ def _array_of(parameter: nn.Parameter) -> tuple[np.ndarray, torch.dtype, tuple[i
 
 def _parameter_of(stored: tuple[np.ndarray, torch.dtype, tuple[int, ...]]) -> nn.Parameter:
     content, dtype, shape = stored
+    if not content.size:
+        return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # nobody writes to a model's weights here
         return nn.Parameter(torch.from_numpy(content).view(dtype).reshape(shape), requires_grad=False)
