@@ -300,7 +300,8 @@ class _Pass:
 
     def _note(self, n: int, place: Place, tensor: Tensor) -> None:
         self.pending[n].tensors[place] = tensor.clone() if place.changes else tensor
-        self.pending[n].dtypes.add(tensor.dtype)
+        if tensor.is_floating_point():  # a router's choices are none
+            self.pending[n].dtypes.add(tensor.dtype)
         if self.pending[n].complete:
             self._finish(n)
 
