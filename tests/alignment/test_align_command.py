@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,27 @@ def test_real_models_reach_the_targets(tmp_path: Path, monkeypatch: pytest.Monke
     assert corpus_counts(forward, gold).aer < 0.045
     assert corpus_counts(reverse, gold).aer < 0.115
     assert corpus_counts(both, gold).aer < 0.035
+
+
+def test_a_page_shows_one_pair_with_its_reference_framed(text: list[str], tmp_path: Path) -> None:
+    page, gold = tmp_path / "pair.html", tmp_path / "gold"
+    gold.write_text("1-1\n1-1 2p2\n")
+    _, links, notes = run(*text, "--page", str(page), "--page-line", "2", "--gold", str(gold), "--gold-one-based")
+    assert len(links.splitlines()) == 7 and f"wrote {page}" in notes
+    found = re.search(r'id="normlens-data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["opens"] == "alignment"
+    assert data["alignment"]["gold"]["sure"] == [[0, 0]] and data["alignment"]["gold"]["possible"] == [[1, 1]]
+    assert {f"{s}-{t}" for s, t, _ in data["alignment"]["links"]} == set(links.splitlines()[1].split())
+    # What exists is kept, a finished run can still get its page, and what is asked wrongly is one sentence.
+    assert "pass --overwrite" in run(*text, "--page", str(page))[2]
+    out = tmp_path / "links"
+    run(*text, "--out", str(out))
+    _, _, notes = run(*text, "--out", str(out), "--resume", "--page", str(tmp_path / "again.html"))
+    assert "is whole already" in notes and (tmp_path / "again.html").exists()
+    assert "it has no line 99" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "99")[2]
+    assert "give --page" in run(*text, "--gold", str(gold))[2]
+    assert "has 2, not 3" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "3", "--gold", str(gold))[2]
+    assert "not pipes" in run(*text[:3], "/dev/null", *text[4:], "--page", str(tmp_path / "x.html"))[2]
+    assert not (tmp_path / "x.html").exists()

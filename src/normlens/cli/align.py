@@ -21,7 +21,7 @@ from normlens.files import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
-    from normlens.alignment.links import Links
+    from normlens.alignment.links import Annotation, Links
     from normlens.alignment.parallel_files import UnfinishedRun
 
 
@@ -91,6 +91,8 @@ def align(
     page_line: Annotated[int, typer.Option(min=1, help="Which pair the page shows, from 1.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    gold: Annotated[Path | None, typer.Option(help="For --page: reference links, framed and scored there.")] = None,
+    gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="That file counts words from 1.")] = False,
     overwrite: OverwriteOption = False,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
@@ -107,15 +109,20 @@ def align(
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if reverse_links is not None and symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
-    if page is not None:
-        if not overwrite:
-            refuse_existing(page, "pass --overwrite to replace it")
-        refuse_input(page, [source, target])
     for path in (source, target):
         if not path.exists():
             raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
 
-    check_output(out, [path for path in (source, target, reverse_links) if path is not None], resume, overwrite)
+    inputs_given = [path for path in (source, target, reverse_links, gold) if path is not None]
+    check_output(out, inputs_given, resume, overwrite)
+    if page is None and (gold is not None or page_line != 1):
+        raise InputError("reference links and the number of a pair belong to a page: give --page with them")
+    if page is not None:
+        refuse_input(page, inputs_given)
+        if not overwrite:
+            refuse_existing(page, "pass --overwrite to replace it")
+    shown = None if page is None else _shown_pair(source, target, page_line)
+    reference = None if gold is None else _reference(gold, gold_one_based, page_line)
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.formats import read_alignments
@@ -159,10 +166,11 @@ def align(
     run: UnfinishedRun | None = None
     if resume and out is not None and any(path.exists() for path in files_of_run(out)):
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
+        aligner.layers = dict(run.record["layers"])
         if run.is_whole():
             print(f"normlens: {out} is whole already", file=sys.stderr)
+            _write_page(aligner, page, shown, reference)
             return
-        aligner.layers = dict(run.record["layers"])
     else:
         if first_pairs and not aligner.layers:
             aligner.choose_layers(first_pairs)
@@ -191,11 +199,7 @@ def align(
             run.record = {**run.record, **aligner.record()}  # a pipe's layers are known only now
     if problems:
         print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
-    if page is not None:
-        shown = next(islice(read_parallel(source, target), page_line - 1, None), None)
-        if shown is None:
-            raise InputError(f"a page shows a pair of the input: it has no line {page_line}")
-        aligner.save_html(page, *shown)
+    _write_page(aligner, page, shown, reference)
     print(aligner.signature(), file=sys.stderr)
 
 
@@ -217,6 +221,32 @@ def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
     if not (source.is_file() and target.is_file()):
         return []
     return list(islice(read_parallel(source, target), WINDOW))
+
+
+def _shown_pair(source: Path, target: Path, number: int) -> tuple[str, str]:
+    """The pair of the page, read before a model is loaded."""
+    from normlens.alignment.parallel_files import read_parallel
+
+    if not (source.is_file() and target.is_file()):
+        raise InputError("a page needs sentences that can be read twice: give files, not pipes, with --page")
+    found = next(islice(read_parallel(source, target), number - 1, None), None)
+    if found is None:
+        raise InputError(f"a page shows a pair of the input: it has no line {number}")
+    return found
+
+
+def _reference(gold: Path, one_based: bool, number: int) -> Annotation:
+    from normlens.alignment.formats import read_alignments
+
+    lines = read_alignments(gold, one_based=one_based).lines
+    if number > len(lines):
+        raise InputError(f"a reference has a line for the pair that is shown: {gold} has {len(lines)}, not {number}")
+    return lines[number - 1]
+
+
+def _write_page(aligner: Aligner, page: Path | None, pair: tuple[str, str] | None, gold: Annotation | None) -> None:
+    if page is not None and pair is not None:
+        print(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}", file=sys.stderr)
 
 
 def _line(

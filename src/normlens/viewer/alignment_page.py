@@ -88,7 +88,7 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
 
     analysis = aligner.forward.lens.analyze(source, target=target)
     found = _document(aligned.source, aligned.target, strength, aligned.links, annotation, aligner.signature())
-    return analysis_page(analysis) | {"alignment": plain(found)}
+    return analysis_page(analysis) | {"alignment": plain(found), "opens": "alignment"}
 
 
 def _document(

@@ -63,7 +63,7 @@ export function initial(document: Document): State {
   const ratios = Object.keys(site.ratios) as Measure[];
   const tokens = Math.max(site.query.tokens.length, site.key.tokens.length);
   return {
-    view: explained ? "explain" : "compare",
+    view: document.opens ?? (explained ? "explain" : "compare"),
     site: site.name,
     layer: site.layers[Math.floor(site.layers.length / 2)],
     head: site.heads[0] ?? 1,

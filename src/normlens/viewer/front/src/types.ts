@@ -116,6 +116,8 @@ export interface Document {
   sites: SiteData[];
   explanation?: Question;
   alignment?: AlignmentData;
+  /** The name of the view that the page opens on, where it is not the usual one. */
+  opens?: string;
 }
 
 /** Links between the words of a pair, as `align` gives them: (source word, target word, score). */

@@ -16,6 +16,8 @@ import { token } from "./readout";
 
 /** So many tokens are named where terms are added up; the others stand together. */
 const NAMED = 10;
+/** Among more positions than these, the one that is explained holds so much that the others would not be seen by layer. */
+const MANY = 24;
 const BLOCKS: Record<string, string> = { attention: "attention", cross_attention: "cross-attention", mixer: "mixer", feed_forward: "feed-forward", head: "output" };
 const SIDES: Record<string, string> = { encoder: "source", decoder: "target" };
 const GRIDS: Record<string, string> = { encoder: "Encoder heads", decoder: "Decoder heads", cross: "Cross-attention heads" };
@@ -60,7 +62,7 @@ function draw(context: Context): Shown {
   const rowHeight = (layers: number) => Math.max(13, Math.min(26, Math.round(500 / layers)));
   const value = valueOf(question, step);
   const { above, below } = signs(question, step);
-  const scaleTo = (top: number): Scale => ({ top, curve: state.curve, share: false, signed: true });
+  const scaleTo = (top: number, curve = state.curve): Scale => ({ top, curve, share: false, signed: true });
 
   // ---- the text ----
   const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" });
@@ -140,15 +142,16 @@ function draw(context: Context): Shown {
   // ---- layers ----
   const layered = sides.map((side) => ({ side, rows: layerRows(context, side.site, side.items) })).filter(({ rows }) => rows !== null);
   const stateTop = Math.max(0, ...layered.flatMap(({ rows }) => rows!.flat().map(Math.abs)));
+  const many = sides.some((side) => side.items.length > MANY);
   // Few tokens leave room for all three pictures beside each other.
-  const compact = alone && columns === 2 && sides[0].items.length <= 24;
+  const compact = alone && columns === 2 && !many;
   const stateWidth = layered.length > 1 && context.width >= 760 ? Math.floor((width - 24) / 2) : compact ? half : width;
   const layerFigures = layered.map(({ side, rows }) => {
     const weights = side.values.map(Math.abs);
     const drawn = matrix({
       name: `${MAPS[state.choices.map]}: ${rows!.length} layers by ${side.items.length} ${state.level}s`, width: stateWidth,
       rows: side.site.data.layers.map((layer) => `layer ${layer}`), columns: labels(side.items), columnHints: side.items.map(hint),
-      value: (row, column) => rows![row][column], scale: scaleTo(stateTop), colour, theme,
+      value: (row, column) => rows![row][column], scale: scaleTo(stateTop, many ? "sqrt" : state.curve), colour, theme,
       found: { rows: new Set(), columns: context.matches(side.items) }, weights: { columns: weights },
       rowTitle: "", columnTitle: "position", square: false, rowHeight: rowHeight(side.site.data.layers.length), maxCell: 48,
       hover: (row, column) => {
@@ -205,7 +208,7 @@ function draw(context: Context): Shown {
     : question.direction ? ["What made the number along the direction"] : ["What made the logit of ", chip(outputOf(question, step), "norm")];
   const where = question.position !== null && last ? last.data.key.text[question.position + Math.max(0, step - 1)] : null;
   const layersFigure = h("figure", { class: "panel", "data-part": "layers" },
-      h("figcaption", {}, h("h2", {}, MAPS[state.choices.map]), h("p", {}, state.choices.map === "states" ? "What each position's vector gave, at the entrance of each layer: how the number is spread over positions as it is made." : "What the output of each block gave at each position, directly and through what follows. Blocks overlap, so they are not added.")),
+      h("figcaption", {}, h("h2", {}, MAPS[state.choices.map]), h("p", {}, state.choices.map === "states" ? "What each position's vector gave, at the entrance of each layer: how the number is spread over positions as it is made." : "What the output of each block gave at each position, directly and through what follows. Blocks overlap, so they are not added."), many ? h("p", { class: "note" }, `On a √ scale: among ${Math.max(...sides.map((side) => side.items.length))} positions the explained one would outshine the others.`) : null),
       layerFigures.length ? h("div", { class: "row" }, ...layerFigures.map(({ side, drawn }) => h("div", {}, read.length > 1 ? h("p", { class: "side" }, SIDES[side.site.name]) : null, drawn.node)))
         : nothing(state.choices.map === "states" ? "States" : "Blocks", state.choices.map === "states" ? '"states"' : '"blocks"'));
   const headsFigure = h("figure", { class: "panel", "data-part": "heads" },
