@@ -264,3 +264,35 @@ def test_weights_that_cancel_to_nan_are_not_mistaken_for_damage() -> None:
     with torch.no_grad():
         model.pooler.dense.weight[0, :2] = torch.tensor([float("inf"), float("-inf")])
     check_model(model)  # no number here is NaN, although their sum is
+
+
+def same_numbers(left: normlens.Lens, right: normlens.Lens) -> None:
+    one, other = (lens.analyze("the man went", measures=["attnresln_n"])["attnresln_n"] for lens in (left, right))
+    assert one.equals(other) and list(one["key_token"].values) == list(other["key_token"].values)
+
+
+def test_a_pipeline_is_taken_as_it_is() -> None:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    model, tokenizer = transformers.BertForMaskedLM(config).eval(), tiny.tokenizer_for("bert")
+    pipe = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    same_numbers(normlens.Lens(pipe), normlens.Lens(model, tokenizer))
+    assert normlens.Lens(pipe).model is model
+
+
+def test_sentence_transformers_are_taken_by_the_transformer_in_them(whole: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SentenceTransformer(str(whole), device="cpu")
+    lens = normlens.Lens(model)
+    same_numbers(lens, normlens.Lens(lens.model, model.tokenizer))
+    assert isinstance(lens.model, transformers.PreTrainedModel) and lens.model in list(model.modules())
+    # It is the model that makes the embeddings: the mean of its last states is what encode gives, before normalization.
+    inputs = model.tokenizer(["the man went"], return_tensors="pt")
+    with torch.no_grad():
+        states = lens.model(**inputs).last_hidden_state[0].mean(0)
+    given = torch.as_tensor(model.encode(["the man went"])[0])
+    torch.testing.assert_close(states / states.norm(), given / given.norm(), atol=1e-5, rtol=1e-4)
+    with pytest.raises(ModelError, match="has none of transformers'"):
+        normlens.Lens(library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"))

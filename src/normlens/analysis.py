@@ -122,6 +122,12 @@ class Analysis:
                 table[column] = table[column].astype("Int64")
         return table[[column for column in order if column in table]]
 
+    def to_polars(self, measures: Sequence[str] | None = None) -> Any:
+        """The table of `to_frame` as a polars DataFrame; needs polars and pyarrow."""
+        import polars
+
+        return polars.from_pandas(self.to_frame(measures))
+
     def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
         """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
         from normlens.viewer.other_viewers import to_bertviz

@@ -167,6 +167,24 @@ class Explanation:
                 table[column] = table[column].astype("Int64")
         return table[[column for column in order if column in table]]
 
+    def to_polars(self, parts: Sequence[str] | None = None) -> Any:
+        """The table of `to_frame` as a polars DataFrame; needs polars and pyarrow."""
+        import polars
+
+        return polars.from_pandas(self.to_frame(parts))
+
+    def to_captum(self) -> list[Any]:
+        """Captum's records for `captum.attr.visualization.visualize_text`, one for each step; needs captum."""
+        from normlens.viewer.other_viewers import to_captum
+
+        return to_captum(self)
+
+    def to_inseq(self) -> Any:
+        """An inseq `FeatureAttributionOutput`, for its `show()` and its tools; needs inseq."""
+        from normlens.viewer.other_viewers import to_inseq
+
+        return to_inseq(self)
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write everything to a Zarr folder, which `open_explanation` reads."""
         return save_explanation(self, path, overwrite=overwrite)

@@ -36,7 +36,14 @@ from normlens.capture import Positions, RowWords, SiteResult, Take, capture, out
 from normlens.decompose.singular_values import Variant
 from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
 from normlens.inputs import checked_inputs, failed_on, fresh, rows_of
-from normlens.loading import EMBEDDED_NAME, LoadOptions, check_model, default_model, load_pretrained
+from normlens.loading import (
+    EMBEDDED_NAME,
+    LoadOptions,
+    check_model,
+    default_model,
+    load_pretrained,
+    model_and_tokenizer,
+)
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
 from normlens.remote import AnyPath, path_of
@@ -114,12 +121,14 @@ class Lens:
     """A model seen through norm-based analysis.
 
     The model is used as it is: its attention implementation, its training mode and its weights are left as they were.
-    One pass at a time runs through a model; other threads wait.
+    One pass at a time runs through a model; other threads wait. A Hugging Face pipeline, a `SentenceTransformer` or a
+    `CrossEncoder` may be given as it is: `Lens(pipeline)`.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any = None, *, name: str | None = None) -> None:
+    def __init__(self, model: nn.Module | Any, tokenizer: Any = None, *, name: str | None = None) -> None:
+        model, tokenizer = model_and_tokenizer(model, tokenizer)
         check_model(model)
-        self.model = model
+        self.model: nn.Module = model
         self.tokenizer = tokenizer
         self.family = family_of(model)  #: the model's type, as its configuration names it
         self._name = name

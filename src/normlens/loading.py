@@ -50,6 +50,25 @@ def default_model() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
+def model_and_tokenizer(given: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The model in an object that holds one, and a tokenizer: a pipeline, a `SentenceTransformer`, a `CrossEncoder`.
+
+    Of a sentence-transformers model it is the Transformer, in which tokens mix; pooling and what else follows do not.
+    Anything else is handed back as it came.
+    """
+    if isinstance(given, transformers.Pipeline):
+        return given.model, given.tokenizer if tokenizer is None else tokenizer
+    if any(kind.__module__.split(".")[0] == "sentence_transformers" for kind in type(given).__mro__):
+        inside = next((part for part in given.modules() if isinstance(part, transformers.PreTrainedModel)), None)
+        if inside is None:
+            raise ModelError(
+                "a sentence-transformers model is analysed by the Transformer in it: this one has none of transformers'; "
+                "give Lens the model that you mean"
+            )
+        return inside, given.tokenizer if tokenizer is None else tokenizer
+    return given, tokenizer
+
+
 class LoadOptions(TypedDict, total=False):
     """What `normlens.load` hands on to transformers' `from_pretrained`: where the model is, and where it shall go."""
 

@@ -89,9 +89,8 @@ class Numbers:
                     f"got a shape of {tuple(direction.shape)}"
                 )
             self.answers = [Answer(None, None, None) for _ in self._questions]
-            along = torch.stack([states[row, q.position] for row, q in enumerate(self._questions)]) * direction
-            self.sizes = along.detach().abs().sum(-1).double().cpu()
-            return along.sum(-1)
+            picked = [states[row, question.position] for row, question in enumerate(self._questions)]
+            return (torch.stack(picked) * direction).sum(-1)
         logits = first_tensor(output)
         picked = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]

@@ -1,4 +1,4 @@
-"""Ways out to other viewers: the arguments that BertViz and CircuitsVis take."""
+"""Ways out to other viewers: what BertViz and CircuitsVis take of an analysis, Captum and inseq of an explanation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import xarray as xr
 
 from normlens.errors import InputError
 from normlens.measures import MEASURES
+from normlens.text.tokens import readable_tokens
 
 if TYPE_CHECKING:
     import torch
+
+    from normlens.explanation import Explanation
 
 
 def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> dict[str, Any]:
@@ -46,6 +49,97 @@ def to_circuitsvis(data: xr.Dataset, layer: int, measure: str = "alpha") -> dict
         raise InputError(f"The layers of this run are {data['layer'].values.tolist()}: got {layer}.")
     values = _per_head(data, measure).sel(layer=layer)
     return {"tokens": tokens, "attention": np.asarray(values.values, dtype=np.float32)}
+
+
+def to_captum(explanation: Explanation) -> list[Any]:
+    """Captum's records, one for each step: `captum.attr.visualization.visualize_text(explanation.to_captum())`.
+
+    Captum colours numbers between -1 and 1, so terms are divided by the largest of a step; `attr_score` is the sum that
+    they stand for, and the gap of the proof takes the place of Captum's convergence score.
+    """
+    from captum.attr.visualization import VisualizationDataRecord
+
+    outputs, values = _outputs(explanation), np.atleast_1d(np.asarray(explanation.value, dtype=float))
+    chances = np.atleast_1d(np.asarray(explanation.probability, dtype=float))
+    against = explanation.provenance.get("against")
+    sides = [(terms, _texts(terms)) for terms in _token_terms(explanation).values()]
+    records = []
+    for step, output in enumerate(outputs):
+        terms = np.concatenate([_at_step(array, step) for array, _ in sides])
+        largest = np.abs(terms).max(initial=0.0)
+        records.append(
+            VisualizationDataRecord(
+                word_attributions=terms / (largest or 1.0),
+                pred_prob=float(chances[step]) if step < len(chances) else float("nan"),
+                pred_class=output,
+                true_class="" if against is None else f"against {against}",
+                attr_class=output,
+                attr_score=float(values[step]),
+                raw_input_ids=[text for _, texts in sides for text in texts],
+                convergence_score=explanation.proof.gap,
+            )
+        )
+    return records
+
+
+def to_inseq(explanation: Explanation) -> Any:
+    """An inseq `FeatureAttributionOutput` with the terms as they are: `explanation.to_inseq().show()`.
+
+    inseq is about text that a model writes, so a classifier's explanation has no such form. Token ids are not kept in an
+    explanation: they are -1.
+    """
+    import torch
+    from inseq.data.attribution import CoarseFeatureAttributionSequenceOutput, FeatureAttributionOutput
+    from inseq.utils.typing import TokenWithId
+
+    terms = _token_terms(explanation)
+    position = explanation.provenance.get("position")
+    if "decoder" not in terms or position is None:
+        raise InputError(
+            "inseq draws text that a model writes: this explanation is of another kind of output. Use to_captum or show."
+        )
+    outputs, first = _outputs(explanation), int(position) + 1
+    target = [*_texts(terms["decoder"])[:first], *outputs]
+    drawn = np.full((len(target), len(outputs)), np.nan, dtype=np.float32)
+    source = np.empty((terms["encoder"].sizes["key"] if "encoder" in terms else 0, len(outputs)), dtype=np.float32)
+    for step in range(len(outputs)):
+        drawn[: first + step, step] = _at_step(terms["decoder"], step)[: first + step]
+        if "encoder" in terms:
+            source[:, step] = _at_step(terms["encoder"], step)
+    return FeatureAttributionOutput(
+        sequence_attributions=[
+            CoarseFeatureAttributionSequenceOutput(
+                source=[TokenWithId(text, -1) for text in _texts(terms["encoder"])] if "encoder" in terms else
+                [TokenWithId(text, -1) for text in target[:first]],
+                target=[TokenWithId(text, -1) for text in target],
+                source_attributions=torch.from_numpy(source) if "encoder" in terms else None,
+                target_attributions=torch.from_numpy(drawn),
+                step_scores={},
+                sequence_scores={},
+                attr_pos_start=first,
+                attr_pos_end=len(target),
+            )
+        ],
+        info={"attribution_method": "normlens", "model_name": str(explanation.provenance.get("model"))},
+    )  # fmt: skip
+
+
+def _token_terms(explanation: Explanation) -> dict[str, xr.DataArray]:
+    """The terms of each side that reads a text."""
+    return {kind: arrays["tokens"] for kind, arrays in explanation.sites.items() if "tokens" in arrays}
+
+
+def _outputs(explanation: Explanation) -> list[str]:
+    output = explanation.provenance.get("output")
+    return [str(output)] if np.ndim(explanation.value) == 0 else [str(one) for one in output or ()]
+
+
+def _at_step(terms: xr.DataArray, step: int) -> np.ndarray:
+    return np.asarray((terms.isel(step=step) if "step" in terms.dims else terms).values, dtype=float)
+
+
+def _texts(terms: xr.DataArray) -> list[str]:
+    return readable_tokens([str(token) for token in terms["key_token"].values])
 
 
 def _layers(data: xr.Dataset, measure: str) -> list[torch.Tensor]:
