@@ -6,20 +6,23 @@ files, and one for reports (default: faithful-tables). What OUT holds already is
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 
 import normlens
 from normlens.attribution.methods import METHODS
-from normlens.faithfulness.report import cell, write_report
+from normlens.faithfulness.protocols import PROTOCOLS
+from normlens.faithfulness.report import RESULTS, write_report
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
-from normlens.faithfulness.studies import Study, study
-from normlens.faithfulness.verdicts import ranking, verdict
+from normlens.faithfulness.studies import study
 from normlens.lens import Lens
 
 PAGE = Path(__file__).parent.parent / "docs" / "faithfulness.md"
@@ -51,37 +54,60 @@ PLANS = (
 )
 
 
-def table(found: Study) -> str:
-    """Markdown: a row for each method, best in bold, then the verdict and the signature."""
-    head = ["method", *(column.title for column in found.columns)]
-    best = {c.name: ranking(found, c)[0] if c.better != "neither" else None for c in found.columns}
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for method in found.methods:
-        cells = []
-        for column in found.columns:
-            given = cell(found, method.name, column.name)
-            text = "" if given is None else f"{given.mean:.3f} ({given.low:.2f} to {given.high:.2f})"
-            cells.append(f"**{text}**" if method.name == best[column.name] else text)
-        lines.append(f"| `{method.name}` | {' | '.join(cells)} |")
-    items = "; ".join(_counted(sample) for sample in found.samples)
-    return "\n".join(
-        [*lines, "", f"Items: {items}.", "", *(f"- {s}" for s in verdict(found)), "", f"`{found.signature}`"]
+def measure(plan: Plan, models: Path, evidence: Path, folder: Path) -> None:
+    """Run a plan, and leave its report and results in the folder."""
+    lens = normlens.load(models / plan.model)
+    found = study(
+        lens,
+        plan.samples(lens, evidence),
+        methods=[name for name in METHODS if name not in plan.left_out],
+        protocols=plan.protocols,
+        folder=folder,
+        progress=lambda label, done, total: print(f"{label} {done}/{total}", file=sys.stderr, flush=True),
     )
+    write_report(found, folder)
 
 
-def by_file(found: Study) -> str:
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: a row for each method, best in bold, then items, verdict and signature."""
+    frame = pd.DataFrame(results["table"])
+    whole = frame[frame["sample"] == "all"].set_index(["method", "column"])
+    columns = [c for protocol in PROTOCOLS.values() for c in protocol.columns if c.name in set(frame["column"])]
+    head = ["method", *(column.title for column in columns)]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    best = {}
+    for column in columns:
+        means = whole.xs(column.name, level="column")["mean"]
+        best[column.name] = {"high": means.idxmax, "low": means.idxmin, "neither": lambda: None}[column.better]()
+    for method in [row["name"] for row in results["methods"]]:
+        cells = []
+        for column in columns:
+            text = ""
+            if (method, column.name) in whole.index:
+                found = whole.loc[method, column.name]
+                text = f"{found['mean']:.3f} ({found['low']:.2f} to {found['high']:.2f})"
+            cells.append(f"**{text}**" if method == best[column.name] else text)
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    items = "; ".join(_counted(sample) for sample in results["samples"])
+    said = (f"- {sentence}" for sentence in results["verdict"])
+    return "\n".join([*lines, "", f"Items: {items}.", "", *said, "", f"`{results['signature']}`"])
+
+
+def by_file(results: Mapping[str, Any]) -> str:
     """Markdown: the mean reciprocal rank in each file of evidence."""
-    frame = found.to_frame()
+    frame = pd.DataFrame(results["table"])
     wide = frame[frame["column"] == "evidence"].pivot(index="method", columns="sample", values="mean")
-    names = [sample.name for sample in found.samples]
-    rows = [f"| `{m.name}` | {' | '.join(f'{wide.loc[m.name, name]:.2f}' for name in names)} |" for m in found.methods]
+    names = [sample["name"] for sample in results["samples"]]
+    methods = [row["name"] for row in results["methods"]]
+    rows = [f"| `{m}` | {' | '.join(f'{wide.loc[m, name]:.2f}' for name in names)} |" for m in methods]
     return "\n".join([f"| method | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}", *rows])
 
 
-def _counted(sample: Sample) -> str:
-    prefers = "" if sample.prefers is None else f", right word preferred in {sample.prefers:.0%}"
-    refused = "".join(f", {count} refused ({why})" for why, count in sample.refused.items())
-    return f"{sample.name} {len(sample.items)}{prefers}{refused}"
+def _counted(sample: Mapping[str, Any]) -> str:
+    prefers = sample["model_prefers_right"]
+    preferred = "" if prefers is None else f", right word preferred in {prefers:.0%}"
+    refused = "".join(f", {count} refused ({why})" for why, count in sample["refused"].items())
+    return f"{sample['name']} {sample['items']}{preferred}{refused}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -91,21 +117,13 @@ def main(arguments: Sequence[str]) -> None:
     out = Path(arguments[2] if len(arguments) > 2 else "faithful-tables")
     text = PAGE.read_text(encoding="utf-8")
     for plan in PLANS:
-        lens = normlens.load(models / plan.model)
-        methods = [name for name in METHODS if name not in plan.left_out]
         folder = out / plan.model
-        found = study(
-            lens,
-            plan.samples(lens, evidence),
-            methods=methods,
-            protocols=plan.protocols,
-            folder=folder,
-            progress=lambda label, done, total: print(f"{label} {done}/{total}", file=sys.stderr, flush=True),
-        )
-        write_report(found, folder)
-        text = _put(text, plan.model, table(found))
+        if not (folder / RESULTS).exists():
+            measure(plan, models, evidence, folder)
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        text = _put(text, plan.model, table(results))
         if "evidence" in plan.protocols:
-            text = _put(text, f"{plan.model} by file", by_file(found))
+            text = _put(text, f"{plan.model} by file", by_file(results))
         PAGE.write_text(text, encoding="utf-8")
         print(f"{plan.model}: {folder / 'report.html'}")
 

@@ -48,7 +48,7 @@ def plot_estimates(
     """Draw each panel's means as points with intervals; `marked` rows are blue, the row `floor` leaves a dashed line."""
     if not panels or not rows:
         raise InputError("a picture of estimates needs at least one column and one row: there is none")
-    pitch, width, gap, head = 0.19, 1.55, 0.22, 0.52
+    pitch, width, gap, head = 0.19, 1.55, 0.3, 0.52
     left = MARGIN + width_of(rows.values(), BODY) + 0.12
     across = min(4, len(panels))
     bands = -(-len(panels) // across)
