@@ -48,6 +48,21 @@ def test_proof_at_every_site_and_layer(name: str) -> None:
             assert float(proof.max()) < 1e-5, f"{kind}: {proof.values}"
 
 
+@pytest.mark.parametrize("name", ["minilm", "bert-base-ner", "smollm2", "opus-mt-fr-en", "t5-small"])
+def test_maps_through_the_feed_forward_block(name: str) -> None:
+    lens = lens_of(name)
+    source, target = (FRENCH[0], TEXTS[0]) if name == "opus-mt-fr-en" else (TEXTS[0], FRENCH[0])
+    two_sided = "cross" in lens.anatomy.kinds
+    names = ["ff_n", "ffres_n", "ffresln_n", "value_zeroing", "alti", "enc_n"]
+    found = lens.analyze(source, target=target if two_sided else None, measures=names)
+    assert found.worst_proof < 1e-4
+    for kind in found.sites:
+        site = found.site(kind)
+        beside = site.residual_norm("alti") if kind == "cross" else 0
+        np.testing.assert_allclose(site["alti"].sum("key") + beside, 1, atol=1e-4)
+        assert ("ffresln_n" in site.dataset) == (kind != "decoder" or not two_sided)
+
+
 def test_separator_effect_in_bert() -> None:
     """2020, Section 4.2: heads look at [SEP] a lot, but its transformed vector is small, in the middle layers."""
     lens = lens_of("bert-base-ner")

@@ -433,17 +433,9 @@ class Constants:
     def times(self, weight: Float[Tensor, "model width"], rows: slice | Tensor) -> Float[Tensor, "row width"]:
         """The sum times a matrix: a product of a few vectors, not of one per row."""
         count = len(torch.empty(self.rows, 0)[rows])
-        out = weight.new_zeros(count, weight.shape[-1])
-        if self.terms:
-            products = torch.stack([vector for _, vector in self.terms]) @ weight
-            for (coefficient, _), product in zip(self.terms, products, strict=True):
-                out = out + product if coefficient is None else torch.addcmul(out, coefficient[rows], product)
-        return out
-
-    def vectors(self) -> Float[Tensor, "row model"] | None:
-        """The sum itself, by row; None where there is nothing."""
-        total: Tensor | None = None
-        for coefficient, vector in self.terms:
-            term = vector.expand(self.rows, -1) if coefficient is None else coefficient * vector
-            total = term if total is None else total + term
-        return total
+        if not self.terms:
+            return weight.new_zeros(count, weight.shape[-1])
+        products = torch.stack([vector for _, vector in self.terms]) @ weight
+        one = weight.new_ones(count, 1)
+        coefficients = torch.cat([one if c is None else c[rows] for c, _ in self.terms], dim=1)
+        return coefficients @ products

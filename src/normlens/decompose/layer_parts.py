@@ -113,8 +113,9 @@ class LayerParts:
     @cached_property
     def own(self) -> dict[Place, Float[Tensor, "batch query model"]]:
         """What each position gives itself, at each place (in cross-attention: what the residual gives)."""
-        stage: Literal["ln", "res"] = "ln" if self.tensors.beside is None else "res"
-        return self._places(self._fed_own, self.block.self_vectors(stage), self._branch_scale, self._end_scale)
+        entering = self._by_query(self._entering_own)
+        part = entering if self.tensors.beside is None else self.block.self_vectors("res")
+        return self._places(self._fed_own, part, self._branch_scale, self._end_scale)
 
     @cached_property
     def context(self) -> dict[Place, Float[Tensor, "batch query model"]]:
@@ -129,7 +130,7 @@ class LayerParts:
         """`‖context‖` and `‖self‖` at a place."""
         return self.context[place].norm(dim=-1), self.own[place].norm(dim=-1)
 
-    @property
+    @cached_property
     def _entering_own(self) -> Float[Tensor, "row model"]:
         return self.x if self.tensors.beside is not None else self.block.self_vectors("ln").flatten(0, 1)
 
