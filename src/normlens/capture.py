@@ -423,7 +423,10 @@ class _Pass:
         )
 
     def _subject(self, pending: _Pending) -> Subject:
-        site, rounding = pending.site, max({self._rounding, *pending.dtypes}, key=lambda dtype: torch.finfo(dtype).eps)
+        site = pending.site
+        # A router's choices are whole numbers.
+        computed = {self._rounding, *(dtype for dtype in pending.dtypes if dtype.is_floating_point)}
+        rounding = max(computed, key=lambda dtype: torch.finfo(dtype).eps)
         return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, rounding)
 
     def _samples(self, pending: _Pending, queries: int) -> Samples:
