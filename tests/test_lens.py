@@ -21,7 +21,7 @@ from normlens import Analysis, Lens
 from normlens.decompose import block as blocks
 from normlens.decompose import process
 from normlens.errors import DecompositionError, NormlensError
-from normlens.measures import BLOCK_MAPS, MAPS, MEASURES
+from normlens.measures import BLOCK_MAPS, MAPS, MEASURES, WITH_RESIDUAL
 from tests import tiny
 
 ALL = tuple(tiny.FAMILIES)
@@ -175,7 +175,7 @@ def test_a_subset_equals_the_full_run(family: str, measures: set[str], mixing: s
                 np.testing.assert_allclose(dataset[name].values, expected, 2e-6, 1e-6, err_msg=f"{kind} {name}")
             for name in (measures & set(MAPS)) | mixing:
                 belongs = family != "t5" or kind != "decoder" or MEASURES[name].reach == "block"
-                if belongs and (kind != "cross" or name not in ("attn_w", "attn_n")):
+                if belongs and (kind != "cross" or name in WITH_RESIDUAL):
                     assert part.site(kind).mixing_ratio(name).dims == ("layer", "query")
 
 
