@@ -10,7 +10,7 @@ import numpy as np
 from normlens.analysis import Analysis
 from normlens.cli.analyze import print_tables, write_files
 from normlens.cli.options import open_lens
-from normlens.files import writable_folder
+from normlens.files.writing import writable_folder
 from normlens.measures import BLOCK_MAPS
 from normlens.plots import plot_maps, save_figure
 from normlens.text.tokens import readable

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens import Analysis, Lens
+from normlens.analysis import rollout, row_shares
 from normlens.capture import SiteResult
 from normlens.decompose import feed_forward as trees
 from normlens.decompose.block import Block
@@ -20,11 +21,9 @@ from normlens.decompose.parts import pair_blocks
 from normlens.decompose.steps import Normalization
 from normlens.errors import DecompositionError, InputError
 from normlens.families.tiny import tiny_inputs, tiny_model
-from normlens.further_proof import prove_end, prove_layer
 from normlens.measures import MEASURES, STANDARD
-from normlens.proof import Subject
+from normlens.proof import Subject, prove_end, prove_layer
 from normlens.request import Request
-from normlens.rollout import rollout, row_shares
 from tests import tiny
 from tests.reference import layers as slow
 from tests.reference.blocks import Attention, blocks

@@ -12,14 +12,14 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "normlens"
 #: The flow of the design, in order: a module may import from its own room and from those before it.
 ORDER = [
-    ("errors", "remote", "files", "seals", "provenance", "inputs"),
+    ("errors",),
+    ("files", "provenance", "inputs"),
     ("decompose",),
     ("measures",),
-    ("proof", "word_level", "rollout"),
-    ("further_proof",),
+    ("proof", "word_level"),
     ("anatomy",),
     ("request", "text"),
-    ("capture", "streaming", "expansion", "loading", "zarr_folder"),
+    ("capture", "streaming", "loading"),
     ("analysis", "explanation"),
     ("storage",),
     ("lens",),

@@ -524,8 +524,8 @@ def test_f_stretches_no_vector_beyond_its_largest_singular_value(family: str) ->
 @pytest.mark.parametrize("family", ["xlnet", "bitnet", "llama"])
 def test_f_as_an_affine_map_gives_f_norm(family: str) -> None:
     """`‖f(x)‖` from the same matrices that singular values are taken of."""
+    from normlens.anatomy.expansion import _value_weights
     from normlens.anatomy.weights import head_weights
-    from normlens.expansion import _value_weights
 
     model = tiny_model(family)
     lens, inputs = Lens(model), tiny_inputs(model, padded=False)

@@ -17,7 +17,7 @@ import xarray as xr
 import normlens
 from normlens.analysis import Analysis
 from normlens.errors import InputError
-from normlens.seals import SEAL, read_sealed_json, seal_folder, write_sealed_json
+from normlens.files.seals import SEAL, read_sealed_json, seal_folder, write_sealed_json
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import normlens
-from normlens.files import write_text
+from normlens.files.writing import write_text
 from normlens.plots import save_figure
 from normlens.text.tokens import readable_tokens
 

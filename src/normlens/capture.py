@@ -40,10 +40,9 @@ from normlens.decompose.layer_parts import FeedForwardTensors
 from normlens.decompose.pairs import PairCollector, PairResults, Samples
 from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
-from normlens.further_proof import prove_end, prove_layer, prove_shares
 from normlens.inputs import fresh, rows_of
 from normlens.measures import SiteValues, measure, same_but_diagonal
-from normlens.proof import Subject, pick_pairs, prove, prove_weights
+from normlens.proof import Subject, pick_pairs, prove, prove_end, prove_layer, prove_shares, prove_weights
 from normlens.request import Request
 from normlens.word_level import measure_words
 

@@ -14,10 +14,10 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.files import refuse_existing, whole_folder
+from normlens.files.writing import refuse_existing, whole_folder
+from normlens.files.zarr_folder import attributes_of, read_tree, write_tree
 from normlens.provenance import references
 from normlens.text.tokens import readable
-from normlens.zarr_folder import attributes_of, read_tree, write_tree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

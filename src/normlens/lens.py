@@ -35,6 +35,7 @@ from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Positions, RowWords, SiteResult, Take, capture, outputs_around
 from normlens.decompose.singular_values import Variant
 from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
+from normlens.files.remote import AnyPath, path_of
 from normlens.inputs import checked_inputs, failed_on, fresh, rows_of
 from normlens.loading import (
     EMBEDDED_NAME,
@@ -46,7 +47,6 @@ from normlens.loading import (
 )
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model, versions
-from normlens.remote import AnyPath, path_of
 from normlens.request import Precision, Request, check_fits
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
@@ -215,13 +215,13 @@ class Lens:
 
     def singular_values(self) -> xr.DataArray:
         """Singular values of each head's `f`, as an affine map (2020, Appendices A and B): (layer, head, rank)."""
-        from normlens.expansion import singular_value_table
+        from normlens.anatomy.expansion import singular_value_table
 
         return singular_value_table(self.anatomy)
 
     def expansion_rate(self, variant: Variant = "code") -> xr.DataArray:
         """How much each layer's `f` stretches a vector (2021, Section 4.4): the authors' variant or the plain one."""
-        from normlens.expansion import expansion_rates
+        from normlens.anatomy.expansion import expansion_rates
 
         return expansion_rates(self.anatomy, variant)
 

@@ -13,9 +13,9 @@ import xarray as xr
 from normlens.analysis import Analysis
 from normlens.errors import InputError
 from normlens.explanation import Explanation, is_explanation, open_explanation
-from normlens.files import whole_folder
-from normlens.seals import SEAL
-from normlens.zarr_folder import attributes_of, read_tree, write_tree
+from normlens.files.seals import SEAL
+from normlens.files.writing import whole_folder
+from normlens.files.zarr_folder import attributes_of, read_tree, write_tree
 
 if TYPE_CHECKING:
     from normlens.corpus.running.result import CorpusResult

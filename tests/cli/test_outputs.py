@@ -13,7 +13,7 @@ import transformers
 
 from normlens.cli.main import main
 from normlens.errors import InputError
-from normlens.files import disarmed, refuse_existing, refuse_input, whole_files, whole_folder, write_table
+from normlens.files.writing import disarmed, refuse_existing, refuse_input, whole_files, whole_folder, write_table
 from normlens.lens import Lens
 from tests import tiny
 from tests.corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer

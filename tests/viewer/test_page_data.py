@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_page(tmp_path, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("normlens.files.os.fsync", full)
+    monkeypatch.setattr("normlens.files.writing.os.fsync", full)
     with pytest.raises(InputError, match="No space left"):
         save_html(page_data({"encoder": dataset(SENTENCE)}), page)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from normlens.errors import InputError
-from normlens.files import write_json
+from normlens.files.writing import write_json
 
 #: Alignment with the decoder's input, or with its output (2020, Section 5).
 Setting = Literal["awi", "awo"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.files import growing_file, move_file
-from normlens.seals import read_sealed_json, write_sealed_json
+from normlens.files.seals import read_sealed_json, write_sealed_json
+from normlens.files.writing import growing_file, move_file
 from normlens.text.segmentation import split_words
 
 

@@ -17,7 +17,7 @@ from normlens.cli.line_output import check_output, count_lines, input_record, is
 from normlens.cli.options import OverwriteOption, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
-from normlens.files import refuse_existing, refuse_input
+from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner

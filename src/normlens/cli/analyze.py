@@ -10,7 +10,7 @@ import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.files import refuse_existing, refuse_input, whole_files, writable_folder, write_table
+from normlens.files.writing import refuse_existing, refuse_input, whole_files, writable_folder, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console

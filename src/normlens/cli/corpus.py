@@ -88,7 +88,7 @@ def corpus(
     """Count, over a whole corpus, what its tokens really draw on."""
     from normlens.corpus.reading.sources import named_paths
     from normlens.corpus.running.run_folder import RunFolder
-    from normlens.remote import path_of
+    from normlens.files.remote import path_of
 
     RunFolder(path_of(out)).check(named_paths(source), overwrite=overwrite)  # before a model is loaded
     lens = open_lens(model, gguf_file)

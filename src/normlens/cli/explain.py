@@ -12,7 +12,7 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, print_json, progress_bar, show, visible
 from normlens.errors import InputError
-from normlens.files import refuse_existing, refuse_input, writable_folder
+from normlens.files.writing import refuse_existing, refuse_input, writable_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ import typer
 
 from normlens.cli.terminal import visible
 from normlens.errors import InputError, NormlensError
-from normlens.files import write_text
+from normlens.files.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
 

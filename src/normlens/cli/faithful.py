@@ -11,7 +11,7 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.files import refuse_existing, refuse_input, writable_folder
+from normlens.files.writing import refuse_existing, refuse_input, writable_folder
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study

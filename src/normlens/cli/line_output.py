@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
-from normlens.files import growing_file, refuse_existing, refuse_input
+from normlens.files.writing import growing_file, refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.parallel_files import UnfinishedRun
@@ -40,7 +40,7 @@ def is_stream(path: Path) -> bool:
 
 def input_record(path: Path) -> dict[str, str | None]:
     """What tells one input from another: its content, where it can be read twice."""
-    from normlens.seals import file_digest
+    from normlens.files.seals import file_digest
 
     return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
 

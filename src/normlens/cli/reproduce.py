@@ -13,7 +13,7 @@ import typer
 from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
-from normlens.files import refuse_existing, refuse_input, writable_folder
+from normlens.files.writing import refuse_existing, refuse_input, writable_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

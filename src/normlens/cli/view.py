@@ -12,7 +12,7 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
-from normlens.files import refuse_existing, refuse_input
+from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.analysis import Analysis

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from normlens.analysis import Analysis, SiteAnalysis
+from normlens.analysis import Analysis, SiteAnalysis, row_shares
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
@@ -30,7 +30,6 @@ from normlens.measures import MEASURES
 from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.provenance import versions
-from normlens.rollout import row_shares
 from normlens.text.encoding import TextEncoder
 from normlens.text.tokens import is_special, readable
 

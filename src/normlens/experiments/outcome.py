@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from normlens.experiments.published import Published
-from normlens.files import write_json, write_text
+from normlens.files.writing import write_json, write_text
 from normlens.plots import save_figure
 
 RESULTS, REPORT = "results.json", "report.html"

@@ -15,7 +15,7 @@ from normlens.faithfulness.protocols import Column
 from normlens.faithfulness.published import beside, recipe
 from normlens.faithfulness.studies import Study
 from normlens.faithfulness.verdicts import OURS, ranking, verdict
-from normlens.files import write_json, write_table, write_text
+from normlens.files.writing import write_json, write_table, write_text
 from normlens.plots import save_figure
 from normlens.plots.estimates import Panel, plot_estimates
 

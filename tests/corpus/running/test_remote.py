@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import normlens
-from normlens import remote
 from normlens.corpus.running import run as running
 from normlens.errors import InputError
-from normlens.files import whole_file
-from normlens.remote import path_of
+from normlens.files import remote
+from normlens.files.remote import path_of
+from normlens.files.writing import whole_file
 
 from ..conftest import RANKS, paragraphs, same
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from normlens.corpus.reading.plain_pickle import load_plain_pickle
 from normlens.errors import InputError
-from normlens.remote import AnyPath, RemotePath
+from normlens.files.remote import AnyPath, RemotePath
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "dataset", "pickle")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from normlens.errors import InputError
-from normlens.files import move_file, whole_file
-from normlens.remote import AnyPath, RemotePath, path_of
+from normlens.files.remote import AnyPath, RemotePath, path_of
+from normlens.files.writing import move_file, whole_file
 
 STANDARD_INPUT = "-"
 _COPY = re.compile(r"source-[0-9a-f]{16}(\.\w+)*")

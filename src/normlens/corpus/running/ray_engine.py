@@ -19,7 +19,7 @@ from normlens.corpus.running.engines import WORTH_STARTING, Resources
 from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Task
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError, NormlensError
-from normlens.remote import RemotePath
+from normlens.files.remote import RemotePath
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -13,8 +13,8 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from normlens.errors import InputError
-from normlens.remote import AnyPath, RemotePath, path_of
-from normlens.seals import file_digest, read_sealed_json
+from normlens.files.remote import AnyPath, RemotePath, path_of
+from normlens.files.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,10 +29,10 @@ from normlens.corpus.running.shard_worker import Assignment, part_name, write_pa
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
 from normlens.corpus.running.tables import tables_of
 from normlens.errors import InputError, NormlensError
-from normlens.files import only_user
+from normlens.files.remote import AnyPath
+from normlens.files.seals import file_digest, write_sealed_json
+from normlens.files.writing import only_user
 from normlens.provenance import versions
-from normlens.remote import AnyPath
-from normlens.seals import file_digest, write_sealed_json
 from normlens.text.encoding import longest_input
 
 if TYPE_CHECKING:

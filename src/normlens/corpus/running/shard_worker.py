@@ -16,8 +16,8 @@ from normlens.corpus.reading.reader import Chunk, CorpusReader
 from normlens.corpus.running.prefetch import prefetched
 from normlens.corpus.running.shards import Shard, ShardFolder
 from normlens.corpus.running.tables import with_names
-from normlens.files import whole_file
-from normlens.remote import AnyPath
+from normlens.files.remote import AnyPath
+from normlens.files.writing import whole_file
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

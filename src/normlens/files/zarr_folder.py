@@ -15,7 +15,7 @@ from typing import Any
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.seals import SEAL, check_folder, read_json, seal_folder
+from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
 
 _METADATA = "zarr.json"
 _ITEM_SIZE = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError
-from normlens.remote import AnyPath, RemotePath, path_of
+from normlens.files.remote import AnyPath, RemotePath, path_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.files import write_json
-from normlens.remote import AnyPath, size_of
+from normlens.files.remote import AnyPath, size_of
+from normlens.files.writing import write_json
 
 SEAL = "normlens-seal.json"  # lists the files of a folder
 _DIGEST = "digest"
