@@ -21,7 +21,7 @@ def lens_of(family: str) -> Lens:
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "empty": ("bert", {"text": ""}, "the text must hold some words: it is empty; pass the sentence"),
     "blank": ("bert", {"text": " \n\t"}, "the text must hold some words: it is empty"),
-    "no texts": ("bert", {"text": []}, "an analysis needs at least one text: the list is empty"),
+    "no texts": ("bert", {"text": []}, "at least one text is needed: the list is empty; pass some"),
     "unknown tokens only": (
         "bert",
         {"text": "xyzzy plugh"},

@@ -60,6 +60,15 @@ def test_a_direction_is_one_vector(direction: Any, says: str) -> None:
         body.explain_inputs({"input_ids": ids_of(4)[None]}, direction=direction)
 
 
+def test_a_direction_along_which_all_cancels_has_terms_of_nothing() -> None:
+    """A normalized state sums to zero: what is left along a vector of ones is rounding, and is no reason to refuse."""
+    torch.manual_seed(0)
+    body = Lens(tiny.bert())
+    found = body.explain_inputs({"input_ids": ids_of(4)[None]}, direction=torch.ones(tiny.WIDTH))[0]
+    assert abs(found.value) < 1e-5 and float(abs(found["tokens"]).sum()) < 1e-4
+    assert found.proof.gap < 1e-4
+
+
 def test_inputs_on_which_the_model_fails_are_the_users_to_mend(lens: Lens) -> None:
     with pytest.raises(InputError, match="the model must run on its inputs: LlamaForCausalLM does not"):
         lens.explain_inputs({"input_idz": ids_of(4)[None]}, output=3)

@@ -13,7 +13,7 @@ from normlens.decompose.block import Block, BlockTensors, stage_steps
 from normlens.decompose.pairs import PairCollector
 from normlens.decompose.stages import STAGES, PairRequest
 from normlens.decompose.steps import Normalization, Scaling, applied
-from normlens.measures import MAPS, mixing_ratio
+from normlens.measures import BLOCK_MAPS, WITH_RESIDUAL, mixing_ratio
 
 BATCH = 2
 
@@ -142,8 +142,8 @@ def test_context_and_self_are_sums_of_vectors(t: BlockTensors) -> None:
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
 def test_mixing_ratios_are_shares(t: BlockTensors) -> None:
-    for name in MAPS:
-        if t.self_attends or name not in ("attn_w", "attn_n"):
+    for name in BLOCK_MAPS:
+        if t.self_attends or name in WITH_RESIDUAL:
             ratio = mixing_ratio(Block(t), name)
             assert bool(((ratio >= 0) & (ratio <= 1)).all()), name
 

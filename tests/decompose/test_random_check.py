@@ -29,9 +29,9 @@ def test_what_the_map_makes_has_no_gap(left: int, right: int, seed: int) -> None
     matrix, bias, before, after = rows(seed, left, right)
     gaps, sizes = RandomCheck.of(matrix, bias).gaps(before, after)
     assert gaps.shape == sizes.shape == (2, 5)
-    assert float((gaps / sizes.max()).max()) < 1e-10
+    assert float((gaps / sizes.max()).max()) < 1e-5  # norms, of which the squares are below 1e-10
     gaps, _ = RandomCheck.of(matrix, None).gaps(before, after - bias)
-    assert float((gaps / sizes.max()).max()) < 1e-10
+    assert float((gaps / sizes.max()).max()) < 1e-5
 
 
 @few

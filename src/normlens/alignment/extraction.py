@@ -140,7 +140,7 @@ def confidence(share: float) -> float:
     (0.881, 0.985)
     """
     odds = float(np.exp(2.0)) * share
-    return odds / (odds + 1 - share)
+    return odds / (odds + (1 - share))
 
 
 def share_links(joint: JointMap, threshold: float = 0.5) -> Links:

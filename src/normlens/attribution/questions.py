@@ -76,7 +76,7 @@ class Numbers:
         self._direction = direction
         self._probability = probability
         self.answers: list[Answer] = []
-        self.sizes: Tensor | None = None  # row: how large the numbers are that a difference was taken of
+        self.sizes: Tensor | None = None  # row: how large what the number is a sum or difference of is
 
     def __call__(self, output: Any) -> Tensor:
         """One number per row."""
@@ -90,7 +90,9 @@ class Numbers:
                 )
             self.answers = [Answer(None, None, None) for _ in self._questions]
             picked = [states[row, question.position] for row, question in enumerate(self._questions)]
-            return (torch.stack(picked) * direction).sum(-1)
+            products = torch.stack(picked) * direction
+            self.sizes = products.detach().abs().sum(-1).cpu().double()  # all ones along a normalized state cancel
+            return products.sum(-1)
         logits = first_tensor(output)
         picked = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]

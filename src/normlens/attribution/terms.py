@@ -93,8 +93,8 @@ class Terms:
 
     @property
     def gaps(self) -> Tensor:
-        """Row and entrance: how far the sum is from the number, over the sum of absolute terms."""
-        scale = self.absolute.clamp_min(torch.finfo(torch.float64).tiny)
+        """Row and entrance: how far the sum is from the number, over the sum of absolute terms (as it is where that is 0)."""
+        scale = torch.where(self.absolute > 0, self.absolute, 1.0)
         return torch.stack([(cut.total - self.value).abs() / scale for cut in self.cuts], 1)
 
 
