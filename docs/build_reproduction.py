@@ -177,10 +177,10 @@ def _beside(beside: list[Any]) -> list[str]:
 HEAD = """
 # Every number of both papers
 
-Published, the authors' run where its output was released, and measured here where the model could be had. Written by
+Published, the authors' run where its output was released, and measured here where the model was available. Written by
 `python docs/build_reproduction.py` from the package's own file of published numbers, which `normlens reproduce` uses too.
 
-None of the papers' models could be had where this page was made (no access to the hub; the translation models were never
+None of the papers' models was available where this page was made (no access to the hub; the translation models were never
 released). So each table names the command that measures it, and *here* shows another model. With the hub, the command's report
 sets every number beside the published one with a verdict, and writes `results.json`.
 

@@ -112,7 +112,8 @@ def explanation_facts(explanation: normlens.Explanation) -> str:
     query, key = np.unravel_index(np.abs(edges).argmax(), edges.shape)
     return (
         f"The difference of the two logits is {explanation.value:+.2f}, a plain sum over the {terms.sizes['key']} tokens "
-        f"and the biases (gap {explanation.proof.gap:.0e}); the largest terms are {named}. Most passes through head "
+        f"and the biases (gap {explanation.proof.gap:.0e}), words measured from zero (`reference=zero`); the largest "
+        f"terms are {named}. Most passes through head "
         f"{head + 1} of layer {layer + 1} ({heads.values[layer, head]:+.2f}); its strongest edge leads from *{tokens[key]}* "
         f"(position {key}) to *{tokens[query]}* and carries {edges[query, key]:+.2f}."
     )
@@ -212,7 +213,9 @@ def main() -> None:
         photograph(page, example.pictures)
     for question in QUESTIONS:
         lens = normlens.load(folder / question.model, **question.load)
-        explanation = lens.explain(question.text, output=question.output, against=question.against, parts=PARTS)
+        explanation = lens.explain(
+            question.text, output=question.output, against=question.against, parts=PARTS, reference="zero"
+        )
         page = explanation.save_html(HERE / f"{question.name}.html")
         save_figure(explanation.plot(), IMAGES / question.name)
         asked = f"*{question.text}* … `{question.output}` rather than `{question.against}`"

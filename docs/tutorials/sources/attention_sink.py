@@ -72,7 +72,9 @@ print(f"by the product of maps, {product[-1, 0]:.0%} of the last position comes 
 
 # %% [markdown]
 # That is a statement about where vectors passed, not about what decided the output. For that, ask for the terms of one number, which
-# add up, and set one answer against another: whatever the sink gives to both cancels.
+# add up, and set one answer against another: whatever the sink gives to both cancels. Each word is measured from an average word in
+# its place; what any word would have given there, the sink's share above all, is no word's merit and stands under `biases`
+# (`reference="zero"` would give it to the words: 1.71 to *The*).
 
 # %%
 explanation = lens.explain("The capital of France is", output=" Paris", against=" London")
@@ -82,8 +84,10 @@ terms.round(2)
 
 # %%
 print(
-    f"difference of the logits {explanation.value:.2f}; the terms miss it by {explanation.proof.gap:.0e} of their absolute sum"
+    f"difference of the logits {explanation.value:.2f}: words {float(explanation['tokens'].sum()):.2f}, what an average word would "
+    f"have given {float(explanation['biases'].sum()):.2f}; the terms miss it by {explanation.proof.gap:.0e} of their absolute sum"
 )
+assert terms.idxmax() == "France"
 
 # %% [markdown]
 # [The next tutorial](why_did_it_say_that.ipynb) is about such terms; [the gallery](../gallery/README.md) has pages of this model.
