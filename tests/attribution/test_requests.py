@@ -60,15 +60,6 @@ def test_a_direction_is_one_vector(direction: Any, says: str) -> None:
         body.explain_inputs({"input_ids": ids_of(4)[None]}, direction=direction)
 
 
-def test_a_direction_along_which_all_cancels_has_terms_of_nothing() -> None:
-    """A normalized state sums to zero: what is left along a vector of ones is rounding, and is no reason to refuse."""
-    torch.manual_seed(0)
-    body = Lens(tiny.bert())
-    found = body.explain_inputs({"input_ids": ids_of(4)[None]}, direction=torch.ones(tiny.WIDTH))[0]
-    assert abs(found.value) < 1e-5 and float(abs(found["tokens"]).sum()) < 1e-4
-    assert found.proof.gap < 1e-4
-
-
 def test_inputs_on_which_the_model_fails_are_the_users_to_mend(lens: Lens) -> None:
     with pytest.raises(InputError, match="the model must run on its inputs: LlamaForCausalLM does not"):
         lens.explain_inputs({"input_idz": ids_of(4)[None]}, output=3)
@@ -147,6 +138,12 @@ def test_a_number_of_zero_has_terms_of_zero() -> None:
         model.lm_head.weight.zero_()
     (found,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, output=3)
     assert found.value == 0 and not found["tokens"].any() and found.proof.gap == 0 and not found.says
+
+
+def test_a_direction_along_which_nothing_is_but_rounding() -> None:
+    model = tiny.bert().eval()  # normalized states without beta add up to nothing
+    (found,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, direction=torch.ones(tiny.WIDTH))
+    assert abs(found.value) < 1e-5 and float(abs(found["tokens"]).sum()) < 1e-5
 
 
 def test_probabilities_are_those_of_the_head() -> None:

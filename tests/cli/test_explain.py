@@ -170,3 +170,13 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     code, out, err = shell(*arguments, "--model", request.getfixturevalue(which))
     assert code == 2 and out == "" and sentence in err, err
     assert err.startswith("normlens: ") and len(err.strip().splitlines()) == 1
+
+
+def test_a_saved_explanation_is_shown_by_view(causal: Path, shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shell("the cat sat on", "--model", causal, "--output", "red", "--out", "why.zarr")[0] == 0
+    for arguments, code in ((["--out", "page.html", "--json"], 0), (["--out", "other.html", "--span", "0:2"], 2)):
+        monkeypatch.setattr(sys, "argv", ["normlens", "view", "why.zarr", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert int(stopped.value.code or 0) == code
+    assert "normlens" in Path("page.html").read_text(encoding="utf-8")[:4096] and not Path("other.html").exists()

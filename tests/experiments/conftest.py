@@ -82,6 +82,8 @@ def pair_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Pat
     for side, name in enumerate(("source", "target")):
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in SENTENCES), encoding="utf-8")
     # One head's own links, so that heads and layers differ in how far they are from them.
-    truth = Aligner(lens("marian"), measure="af_norm", head=2, layer=1, combine="mean", extract="argmax").align(SENTENCES)
+    truth = Aligner(lens("marian"), measure="af_norm", head=2, layer=1, combine="mean", extract="argmax").align(
+        SENTENCES
+    )
     (tmp_path / "gold").write_text("".join(format_line(r.links, one_based=True) + " 1p1\n" for r in truth))
     return {name: tmp_path / name for name in ("source", "target", "gold")}

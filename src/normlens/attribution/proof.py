@@ -49,12 +49,11 @@ def check_finite(numbers: Tensor, family: str) -> None:
 def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
     """The terms must add up to the number at the entrance of every layer.
 
-    A difference of two logits is rounded as they are, however small it is itself: `sizes` says how large they are.
+    A difference of two logits, and a sum along a direction, is rounded as its parts are, however small it is itself:
+    `sizes` says how large they are.
     """
-    gaps = terms.gaps
-    if sizes is not None:
-        largest = torch.maximum(terms.absolute, sizes).clamp_min(torch.finfo(torch.float64).tiny)
-        gaps = gaps * (terms.absolute / largest).unsqueeze(1)
+    largest = terms.absolute if sizes is None else torch.maximum(terms.absolute, sizes)
+    gaps = terms.distances / largest.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
     worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
     if not worst <= subject.tolerance:
         cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]

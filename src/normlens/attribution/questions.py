@@ -76,7 +76,7 @@ class Numbers:
         self._direction = direction
         self._probability = probability
         self.answers: list[Answer] = []
-        self.sizes: Tensor | None = None  # row: how large what the number is a sum or difference of is
+        self.sizes: Tensor | None = None  # row: how large the numbers are that a difference was taken of
 
     def __call__(self, output: Any) -> Tensor:
         """One number per row."""
@@ -89,10 +89,9 @@ class Numbers:
                     f"got a shape of {tuple(direction.shape)}"
                 )
             self.answers = [Answer(None, None, None) for _ in self._questions]
-            picked = [states[row, question.position] for row, question in enumerate(self._questions)]
-            products = torch.stack(picked) * direction
-            self.sizes = products.detach().abs().sum(-1).cpu().double()  # all ones along a normalized state cancel
-            return products.sum(-1)
+            along = torch.stack([states[row, q.position] for row, q in enumerate(self._questions)]) * direction
+            self.sizes = along.detach().abs().sum(-1).double().cpu()
+            return along.sum(-1)
         logits = first_tensor(output)
         picked = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]

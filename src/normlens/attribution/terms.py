@@ -92,10 +92,15 @@ class Terms:
         return replace(self, tokens=tokens, constants=constants)
 
     @property
+    def distances(self) -> Tensor:
+        """Row and entrance: how far the sum is from the number."""
+        return torch.stack([(cut.total - self.value).abs() for cut in self.cuts], 1)
+
+    @property
     def gaps(self) -> Tensor:
-        """Row and entrance: how far the sum is from the number, over the sum of absolute terms (as it is where that is 0)."""
-        scale = torch.where(self.absolute > 0, self.absolute, 1.0)
-        return torch.stack([(cut.total - self.value).abs() / scale for cut in self.cuts], 1)
+        """Row and entrance: the distance over the sum of absolute terms (over the number, where that is larger)."""
+        scale = torch.maximum(self.absolute, self.value.abs()).clamp_min(torch.finfo(torch.float64).tiny)
+        return self.distances / scale.unsqueeze(1)
 
 
 class Run:

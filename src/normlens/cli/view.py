@@ -1,4 +1,4 @@
-"""`normlens view`: one text, or a saved run, as a page that opens offline."""
+"""`normlens view`: one text, or a saved analysis or explanation, as a page that opens offline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.analysis import Analysis
+    from normlens.explanation import Explanation
 
 DEFAULT_FILE = Path("normlens-view.html")
 _GENERATOR = '<meta name="generator" content="normlens">'
 
 
 def view(
-    text: Annotated[str, typer.Argument(metavar="TEXT|RUN", help="The text to analyse, or the folder of a saved run.")],
+    text: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT|RUN", help="The text to analyse, or the folder of a saved run: an analysis or an explanation."
+        ),
+    ],
     pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None,
     target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None,
     model: ModelOption = None,
@@ -48,15 +54,12 @@ def view(
             raise InputError(
                 f"a saved run is shown as it is: {text} is one; leave out --model, --pair, --target and --generate"
             )
-        from normlens.storage import open_analysis
-
-        analysis = open_analysis(run)
+        result = _opened(run)
     else:
-        analysis = _analyzed(text, pair, target, model, gguf_file, generate, truncate)
-    path = analysis.save_html(out, span=chosen, heads=heads)
+        result = _analyzed(text, pair, target, model, gguf_file, generate, truncate)
+    path = _saved(result, out, chosen, heads)
     if as_json:
-        sizes = {kind: dict(dataset.sizes) for kind, dataset in analysis.sites.items()}
-        print_json({"file": str(path), "bytes": path.stat().st_size, "sites": sizes})
+        print_json({"file": str(path), "bytes": path.stat().st_size, "sites": _sizes(result)})
     else:
         show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_:
@@ -76,6 +79,33 @@ def _analyzed(
     with progress_bar("analysing") as progress:
         analysis: Analysis = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
     return analysis
+
+
+def _opened(run: Path) -> Analysis | Explanation:
+    from normlens.explanation import is_explanation, open_explanation
+    from normlens.storage import open_analysis
+
+    return open_explanation(run) if is_explanation(run) else open_analysis(run)
+
+
+def _saved(result: Analysis | Explanation, out: Path, span: tuple[int, int] | None, heads: bool | None) -> Path:
+    from normlens.explanation import Explanation
+
+    if not isinstance(result, Explanation):
+        return result.save_html(out, span=span, heads=heads)
+    if span is not None or heads is not None:
+        raise InputError("--span and --heads choose among maps: an explanation has none and is shown whole; drop them")
+    return result.save_html(out)
+
+
+def _sizes(result: Analysis | Explanation) -> dict[str, dict[str, int]]:
+    """How long each axis of each site is."""
+    found: dict[str, dict[str, int]] = {}
+    for kind, arrays in result.sites.items():
+        axes = found.setdefault(kind, {})
+        for array in arrays.values():
+            axes |= {str(axis): size for axis, size in array.sizes.items()}
+    return found
 
 
 def _is_run(path: Path) -> bool:
