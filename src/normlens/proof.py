@@ -371,7 +371,8 @@ def prove_end(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Su
 def prove_layer(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
     """Rebuild the sampled entries of the feed-forward maps: vectors as they are, through a block worked out anew.
 
-    Neither heads nor captured products are used, and every part is added up before the first matrix.
+    Neither heads nor captured products are used, and every part is added up before the first matrix. The block itself is
+    carried through in the working dtype and with the slopes of the path that is checked: their sum is proved by `prove_end`.
     """
     places = {name: place for name in values if (place := MEASURES[name].place) is not None}
     if not places:
