@@ -329,9 +329,13 @@ def missing_compiler() -> str | None:
 
 
 def environment(device: str) -> dict[str, str]:
-    """What a process needs in its environment to pretend this device; the guard is compiled once per version of PyTorch."""
-    source = Path(__file__).with_name("guard.cpp")
-    name = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    """What a process needs in its environment to pretend this device; the guard is compiled once per installed PyTorch.
+
+    The compiled guard finds PyTorch's libraries by their path, so the path is part of its name: another environment
+    on this machine compiles its own.
+    """
+    source, root = Path(__file__).with_name("guard.cpp"), Path(torch.__file__).parent
+    name = hashlib.sha256(source.read_bytes() + f"{torch.__version__} {root}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"normlens_guard_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -339,7 +343,7 @@ def environment(device: str) -> dict[str, str]:
     library = folder / f"{name}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            built, root = Path(unfinished) / library.name, Path(torch.__file__).parent
+            built = Path(unfinished) / library.name
             linked = [f"-L{root}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{root}/lib"]
             compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-shared", "-fPIC", f"-I{root}/include"]
             subprocess.run([*compiler, str(source), *linked, "-o", str(built)], check=True)
