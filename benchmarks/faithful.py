@@ -49,7 +49,7 @@ class Plan:
 
 PLANS = (
     Plan("smollm2", ("evidence",), 16, 40, left_out=("smoothgrad",)),
-    Plan("deberta", ("deletion", "agreement"), 24, texts="prompts.txt", left_out=("smoothgrad",)),
+    Plan("deberta", ("deletion", "agreement"), 16, texts="prompts.txt", left_out=("smoothgrad",)),
     Plan("bert-base-ner", ("deletion", "agreement"), 12, texts="names.txt", left_out=("smoothgrad",)),
 )
 

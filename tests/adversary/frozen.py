@@ -3,12 +3,14 @@
 Nothing that computes here knows normlens, gradients or the model's `forward`: weights are read from its modules, what is
 held fixed comes from one ordinary run, and the same affine map is then run again and again with one vector (an input, a
 state, an edge, a head, a block's output, a block's biases) taken out. The map is affine, so what is missing then is exactly
-the term. A memory that is handed in belongs to no input: what is made of it counts among the biases.
+the term. What a block gives *directly* is missing from the stream when its output is taken out and all later blocks put
+out what they did. A memory that is handed in belongs to no input: what is made of it counts among the biases.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -25,6 +27,8 @@ from tests.reference.blocks import Attention
 #: What is taken out: ("state", layer, key), ("edge", layer, head, query, key), ("head", layer, head),
 #: ("block", layer, block, key), ("biases", layer, block).
 Taken = tuple[Any, ...]
+#: By layer and block.
+Outputs = dict[tuple[int, str], Tensor]
 
 
 @dataclass
@@ -49,11 +53,12 @@ class FrozenOdd:
         self.entering = found[0]
         self.held: dict[Any, Tensor] = {}
         self._maps: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.outputs: Outputs = {}  # of the last run
         self.run()
 
-    def run(self, *taken: Taken) -> Tensor:
-        """The last state (row, position, width), with something taken out."""
-        self._taken = set(taken)
+    def run(self, *taken: Taken, outputs: Outputs | None = None) -> Tensor:
+        """The last state (row, position, width), with something taken out; `outputs` are what the blocks shall put out."""
+        self._taken, self.outputs, self._fixed = set(taken), {}, outputs
         recipe = self.model.recipe
         x = self.entering
         with torch.no_grad():
@@ -71,6 +76,11 @@ class FrozenOdd:
                 x[:, key] = 0
         return x
 
+    def _put_out(self, out: Tensor, layer: int, block: str) -> Tensor:
+        """A block's output as it enters the residual sum."""
+        self.outputs[layer, block] = out
+        return self._without(out if self._fixed is None else self._fixed[layer, block], "block", layer, block)
+
     def _layer(self, x: Tensor, number: int, layer: OddLayer) -> Tensor:
         per_layer = 2 if self.model.recipe.cross else 1
         x = self._block(x, number, layer.own, self.record[per_layer * number], None)
@@ -78,7 +88,7 @@ class FrozenOdd:
             x = self._block(x, number, layer.other, self.record[per_layer * number + 1], self.inputs["memory"])
         h = self._norm(x, layer.norm, ("norm", number), number + 1, "feed_forward")
         y = self._feed_forward(h, layer.feed_forward, ("feed_forward", number), number + 1, "feed_forward")
-        return x + self._without(y, "block", number + 1, "feed_forward")
+        return x + self._put_out(y, number + 1, "feed_forward")
 
     def _block(self, x: Tensor, number: int, block: OddBlock, seen: Attention, memory: Tensor | None) -> Tensor:
         r, layer = self.model.recipe, number + 1
@@ -92,10 +102,10 @@ class FrozenOdd:
         if block.scale is not None:
             out = out * block.scale
         out = out * r.branch_scale
-        total = x * r.residual_scale + self._without(out, "block", layer, kind)
+        total = x * r.residual_scale + self._put_out(out, layer, kind)
         if block.beside is not None:
             beside = self._feed_forward(h, block.beside, (*name, "beside"), layer, "beside")
-            total = total + self._without(beside, "block", layer, f"beside {kind}")
+            total = total + self._put_out(beside, layer, f"beside {kind}")
         if r.sum_scale != 1.0 and block.last is not None:
             total = total * r.sum_scale
         return total if block.last is None else self._norm(total, block.last, (*name, "last"), layer, kind)
@@ -252,7 +262,48 @@ def disagreements(
             continue
         for kind in kinds:
             expect("biases", {"layer": layer, "block": kind}, ("biases", layer, kind))
+    if "direct" in arrays:
+        expected += _direct(frozen, arrays, real, lambda state: float(state[row, position] @ direction.double()))
     size = max(abs(right) for _, _, right in expected)
     return [
         f"{name}: {got:.9g}, not {right:.9g}" for name, got, right in expected if not abs(got - right) <= 1e-6 * size
     ]
+
+
+def _direct(
+    frozen: FrozenOdd, arrays: Any, real: list[int], number: Callable[[Tensor], float]
+) -> list[tuple[str, float, float]]:
+    """Every block, every head and the entrance, straight to the number: what is given, and what is missing without it."""
+    recipe, expected = frozen.model.recipe, []
+    value = number(frozen.run())
+    full = frozen.outputs
+    constant: Outputs = {}  # what attention brings from a memory, with its weights held, belongs to no input
+
+    def missing(changed: Outputs) -> float:
+        return value - number(frozen.run(outputs=full | changed))
+
+    for layer in range(1, recipe.layers + 1):
+        for kind in ("attention", "cross_attention", "feed_forward"):
+            names = [(layer, kind)]
+            if kind == "feed_forward":
+                names += [(layer, f"beside {other}") for other in ("attention", "cross_attention")]
+            here = {name: torch.zeros_like(full[name]) for name in names if name in full}
+            if here and kind not in arrays["direct"]["block"]:
+                constant |= {name: full[name] for name in here}
+                continue
+            if not here:
+                continue
+            given = arrays["direct"].sel(layer=layer, block=kind)
+            expected.append((f"direct {layer} {kind}", float(given.sum()), missing(here)))
+        for head in range(recipe.heads):
+            frozen.run(("head", layer, head))
+            without = {(layer, "attention"): frozen.outputs[layer, "attention"]}
+            given = arrays["direct"].sel(layer=layer, block="attention", head=head + 1)
+            expected.append((f"direct {layer} head {head + 1}", float(given), missing(without)))
+    for k, position in enumerate(real):
+        lost = value - number(frozen.run(("state", 1, position), outputs=full))
+        expected.append((f"direct_entrance {k}", float(arrays["direct_entrance"].sel(key=k)), lost))
+    nothing = {name: torch.zeros_like(output) for name, output in full.items()} | constant
+    rest = number(frozen.run(*(("state", 1, k) for k in range(frozen.entering.shape[1])), outputs=nothing))
+    expected.append(("direct_biases", float(arrays["direct_biases"]), rest))
+    return expected

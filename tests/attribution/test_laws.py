@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from normlens.attribution.explain import explain_inputs
 from normlens.attribution.explain import explain_texts as explain
-from normlens.errors import InputError
+from normlens.attribution.observer import Wanted
+from normlens.attribution.terms import Run
+from normlens.errors import AnatomyError, InputError
 from normlens.explanation import PARTS, Explanation, open_explanation
 from normlens.lens import Lens
 from tests import tiny
@@ -38,6 +42,29 @@ def test_terms_add_up(family: str, attention: str) -> None:
     assert _total(found) == pytest.approx(found.value, abs=1e-4)
     assert found.proof.gap < 1e-5
     assert found.proof.replay < 1e-4
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(heads=True, edges=True, blocks=True, direct=True)])
+@pytest.mark.parametrize("family", ["bert", "llama_bias", "gpt2"])
+def test_a_pass_leaves_no_graph_behind(family: str, wanted: Wanted, chosen: bool) -> None:
+    """A hook that holds its own tensor keeps the whole graph, for ever: no collector sees a ring through it."""
+    run = Run(headed(family, torch.float32), {"input_ids": ids_of(6)[None]}, wanted, chosen=chosen)
+    leaf = weakref.ref(run.observer.leaves[0][1])
+    run.explain(lambda output: output.logits[:, 3, 11])
+    del run
+    gc.collect()
+    assert leaf() is None
+
+
+def test_a_pass_that_fails_leaves_no_graph_behind() -> None:
+    run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, Wanted(), chosen=False)
+    leaf = weakref.ref(run.observer.leaves[0][1])
+    with pytest.raises(AnatomyError, match="needs a way from the input vectors"):
+        run.explain(lambda output: output.logits[:, 3, 11].detach())
+    del run
+    gc.collect()
+    assert leaf() is None
 
 
 @settings(max_examples=8, deadline=None)

@@ -32,7 +32,8 @@ class FusedWeights:
         keys = self._seen(mask, last)
         mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :keys]
         query, key = self.query[..., first:last, :], self.key[..., :keys, :]
-        return torch.softmax(scores_of(query, key, mask, self.options, first), -1)
+        weights = torch.softmax(scores_of(query, key, mask, self.options, first), -1)
+        return weights if mask is None else weights.nan_to_num_(0.0)  # a row of padding may see nothing at all
 
     def _seen(self, mask: Tensor | None, last: int) -> int:
         keys = self.key.shape[-2]

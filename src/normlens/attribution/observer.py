@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.layers import Layers, Place
@@ -59,6 +60,17 @@ class Attention:
     heads: Tensor | None = None  # row head
     edges: Tensor | None = None  # row head query key
     top: TopEdges | None = None
+
+    @property
+    def edge_distance(self) -> Tensor | None:
+        """Row: how far the edges are from what the heads gave, added up over heads; they are found in different ways."""
+        if self.heads is None:
+            return None
+        if self.top is not None:
+            return (self.top.total - self.heads.sum(1)).abs()
+        if self.edges is None:
+            return None
+        return (self.edges.sum((-1, -2)).cpu().double() - self.heads).abs().sum(1)
 
 
 @dataclass
@@ -146,6 +158,7 @@ class Observer:
         self.mixed_rows = False
         self.looks_back = False  # whether a layer uses what was made before the first one
         self._kept: dict[int, list[Kept]] = {}
+        self._hooks: list[RemovableHandle] = []
         self.last: Last | None = None
 
     # ---- layers --------------------------------------------------------------------------------------------------
@@ -213,7 +226,7 @@ class Observer:
                 entrance.given = by_position(held.tensor, gradient, axes)
 
             if self.replayed is None:
-                taken.register_hook(read)
+                self.listen(taken, read)
         self.entrances.append(entrance)
         self.side = side
         fresh = Lineage(self.layer, side)
@@ -261,8 +274,15 @@ class Observer:
         for block in self.blocks:
             block.given = None
 
+    def listen(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """Hear the gradient of a tensor when it comes."""
+        self._hooks.append(tensor.register_hook(hook))
+
     def release(self) -> None:
-        """Let the graph of the pass go: its hooks hold this observer, and nothing would free a ring through the graph."""
+        """Let the graph of the pass go: a hook may hold its own tensor, and no collector sees a ring through the graph."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         self.leaves, self.lookups, self.attentions, self.blocks = [], [], [], []
         for entrance in self.entrances:
             entrance.before = None
@@ -329,7 +349,7 @@ class Observer:
         def read(gradient: Tensor) -> None:
             self.crossings.append(Crossing(born, layer, self.by_row(held.tensor * gradient)))
 
-        alias.register_hook(read)
+        self.listen(alias, read)
         lineage.alias = (layer, alias)
         return alias
 
@@ -340,7 +360,7 @@ class Observer:
         def read(gradient: Tensor) -> None:
             self.constants.append((place, self._constant_given(gradient, value())))
 
-        out.register_hook(read)
+        self.listen(out, read)
         return place
 
     def _constant_given(self, gradient: Tensor, value: Any) -> Tensor:
@@ -401,7 +421,7 @@ class Observer:
             else:
                 found.top = strongest_edges(weights, held.tensor, gradient, self.rows, self.wanted.edges_top)
 
-        out.register_hook(read)
+        self.listen(out, read)
 
     def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[Place, ...]) -> None:
         """A block's output enters the residual sum; `shifts`: what was added to the stream before it."""
@@ -415,13 +435,13 @@ class Observer:
             block = Block(self.layer, (mine.kind if mine is not None else None) or "feed_forward", part, axes)
             self.blocks.append(block)
             if self.wanted.blocks and part.requires_grad:
-                part.register_hook(self._block_reader(block, self.keep(part)))
+                self.listen(part, self._block_reader(block, self.keep(part)))
             if lineage.shadow is not None:
                 block.leaf = part.detach().clone().requires_grad_()
                 lineage.shadow = lineage.shadow + block.leaf
         if lineage.shadow is not None:
             self.last = Last(out, lineage.shadow)
-            out.register_hook(self._last_reader(self.last))
+            self.listen(out, self._last_reader(self.last))
 
     def _block_reader(self, block: Block, kept: Kept) -> Callable[[Tensor], None]:
         def read(gradient: Tensor) -> None:

@@ -64,6 +64,27 @@ def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> N
         )
 
 
+def check_edges(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
+    """What passed along the edges of an attention must add up to what its heads gave.
+
+    Heads are read off the attention's output, edges are made of weights and values: weights of another attention, or of
+    other keys, would show here and in no other sum.
+    """
+    largest = (terms.absolute if sizes is None else torch.maximum(terms.absolute, sizes)).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
+    # They are found one product after another, and rounded more often than what passes the model itself.
+    allowed = 10 * TOLERANCE[subject.dtype]
+    for _, layer, distances in terms.edge_distances:
+        worst = float((distances / largest).nan_to_num(torch.inf).max())
+        if not worst <= allowed:
+            raise DecompositionError(
+                f"the edges of an attention must add up to what its heads gave: in {subject.family!r}, layer {layer}, they "
+                f"miss it by {worst:.1e} of the sum of absolute terms (allowed: {allowed:.0e}); leave edges out of "
+                "parts=[…], and please report it"
+            )
+
+
 def check_number(terms: Terms, own: Tensor, largest: float, subject: Subject) -> float:
     """The number must be what the model puts out when nobody looks; gives the distance over its largest logit."""
     size = max(largest, float(own.abs().max()), torch.finfo(subject.dtype).tiny)

@@ -15,7 +15,7 @@ from normlens.anatomy.examine import family_of
 from normlens.anatomy.interface import autocast_dtype, evaluating, run_arguments
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
-from normlens.attribution.proof import Subject, check_finite, check_number, check_replay, check_sums
+from normlens.attribution.proof import Subject, check_edges, check_finite, check_number, check_replay, check_sums
 from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor
 from normlens.attribution.request import ExplainRequest
 from normlens.attribution.terms import Run, Terms
@@ -120,6 +120,7 @@ class _Batch:
             for terms, numbers in zip(found, steps, strict=True):
                 check_finite(terms.value, subject.family)
                 check_sums(terms, subject, numbers.sizes)
+                check_edges(terms, subject, numbers.sizes)
             if own is not None:
                 output = check_number(found[0], *own, subject)
                 known[kind] = check_replay(run, found[0], steps[0], steps[0].sizes, subject), output

@@ -49,6 +49,7 @@ class Terms:
     heads: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # stack, layer, kind: row head
     edges: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head query key
     top_edges: dict[tuple[int, int, str], TopEdges] = field(default_factory=dict)
+    edge_distances: list[tuple[int, int, Tensor]] = field(default_factory=list)  # stack, layer; row: edges from heads
     blocks: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row key
     direct: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head; head 0: no head's
     direct_entrance: Tensor | None = None  # row key
@@ -73,6 +74,7 @@ class Terms:
             one(self.heads),
             one(self.edges),
             {where: given.row(row) for where, given in self.top_edges.items()},
+            [(stack, layer, given[row : row + 1]) for stack, layer, given in self.edge_distances],
             one(self.blocks),
             one(self.direct),
             some(self.direct_entrance),
@@ -114,7 +116,11 @@ class Run:
         self._frozen = FrozenPass(self.observer.rows, self.observer, chosen=chosen)
         if record:
             self._frozen.tape = []
-        self.output = run_frozen(model, inputs, self._frozen, self.observer)
+        try:
+            self.output = run_frozen(model, inputs, self._frozen, self.observer)
+        except BaseException:
+            self.observer.release()
+            raise
         if not self.observer.leaves:
             raise AnatomyError(
                 "an explanation starts at the vectors that enter the first layer: no list of layers took such vectors in "
@@ -128,6 +134,21 @@ class Run:
 
     def explain(self, select: Select, *, again: bool = False) -> Terms:
         """The terms of one number per row; `again`: another number will be asked for."""
+        try:
+            terms = self._explained(select, again)
+        except BaseException:
+            self.release()
+            raise
+        if not again:
+            self.release()
+        return terms
+
+    def release(self) -> None:
+        """Let the graph go."""
+        self.observer.release()
+        self.output = None
+
+    def _explained(self, select: Select, again: bool) -> Terms:
         observer = self.observer
         value = select(self.output)
         if not value.requires_grad:
@@ -142,11 +163,7 @@ class Run:
         # The way from the table of words to the first layer is gone through once more, for `words`.
         kept = again or self._wanted.direct or observer.looks_back
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
-        terms = self._collect(value.detach().cpu().double())
-        if not again:
-            self.observer.release()
-            self.output = None
-        return terms
+        return self._collect(value.detach().cpu().double())
 
     def _collect(self, value: Tensor) -> Terms:
         observer = self.observer
@@ -244,6 +261,8 @@ class Run:
             if self._wanted.heads:
                 _add(terms.heads, where, attention.heads)
             if self._wanted.edges:
+                if attention.edge_distance is not None:
+                    terms.edge_distances.append((*where[:2], attention.edge_distance))
                 _add(terms.edges, where, attention.edges)
                 if attention.top is not None:
                     several = where in terms.top_edges  # parts of one attention: their edges are the same ones
