@@ -125,6 +125,14 @@ class Binning:
         """The coarse bin of each fine bin."""
         return self.fine.coarsening(self.coarse).astype(np.int32)
 
+    @cached_property
+    def both_bins(self) -> Int[np.ndarray, " pattern"]:
+        """As `fine.positive_table`, with the fine bin in the lower 16 bits and the coarse one above: one look-up."""
+        if self.fine.size > 1 << 16 or self.coarse.size > 1 << 15:
+            raise ValueError(f"too many bins for 16 bits each: {self.fine.size} fine, {self.coarse.size} coarse")
+        fine = self.fine.positive_table
+        return fine | (self.coarse_of_fine[fine] << 16)
+
     def find(self, values: Float[np.ndarray, "*shape"]) -> BinNumbers:
         """Fine and coarse bin of each value."""
         fine = self.fine.find(values)

@@ -149,16 +149,17 @@ class _SiteCounter:
         )
         self.values = {name: _array(value, has_heads(name)) for name, value in result.values.items()}
         self.values |= {MIXING + name: _array(ratio, False) for name, ratio in result.mixing.items()}
-        self.sums = {name: self._summed(name, value) for name, value in self.values.items()}
-        if "af_norm" in self.plan.measures and "af_norm" not in self.values:
-            self.sums["af_norm"] = self._product()
+        self.sums: dict[str, QuerySums] = {}
         self._bins: dict[str, BinNumbers] = {}
 
     def count(self) -> dict[str, QuerySums]:
         """Update every statistic of the plan; returns the sums of each quantity."""
+        done = self._compiled_loop()
+        self.sums = {name: self.sums.get(name) or self._summed(name, value) for name, value in self.values.items()}
+        if "af_norm" in self.plan.measures and "af_norm" not in self.values:
+            self.sums["af_norm"] = self._product()
         for name, sums in self.sums.items():
             self._moments(name, sums)
-        done = self._compiled_loop()
         for name in self.plan.histograms:
             # In cross-attention a map without the residual has no mixing ratio.
             if name in self.values and (done is None or name != done[0]):
@@ -191,7 +192,7 @@ class _SiteCounter:
         )
 
     def _compiled_loop(self) -> tuple[str, str] | None:
-        """The weights and norms whose ranks a compiled loop counted, with the weights' histogram; None where it may not."""
+        """The weights and norms whose ranks a compiled loop counted, with the weights' histogram and sums; None: none."""
         for x, y in self.plan.correlate:
             if x in self.plan.histograms and level_of(x) == "pair" and level_of(y) == "key" and self.keep is None:
                 weights, norms = self.values[x], self.values[y]
@@ -200,7 +201,8 @@ class _SiteCounter:
                 if isinstance(ranks, BinnedSpearman) and same_heads and compiled.usable(weights):
                     group = np.broadcast_to(self.category[:, None], norms.shape)
                     rows = self._histogram_rows(x, norms.shape[1])
-                    compiled.count_weights(ranks, self._histogram_of(x, norms.shape[1]), weights, norms, group, rows)
+                    histogram = self._histogram_of(x, norms.shape[1])
+                    self.sums[x] = compiled.count_weights(ranks, histogram, weights, norms, group, rows)
                     return x, y
         return None
 
