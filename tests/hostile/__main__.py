@@ -6,10 +6,13 @@ python -m tests.hostile --cases 200 --seed 1 --only corpus-jsonl
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
 import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # a name that is no folder must not be asked for anywhere
 
 from .campaign import main
 from .targets import TARGETS, warm_up

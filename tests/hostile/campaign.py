@@ -1,8 +1,9 @@
-"""Run commands on damaged files, each in a process of its own, and count how they end.
+"""Run commands on damaged files and with wrong arguments, each in a process of its own, and count how they end.
 
-A target is a folder of whole files, and a command that reads them. A case damages one file in a copy of the folder, forks
-this process (which has imported everything already), runs the command there, and looks at what is left: an exit code of 0
-or 2, at most one line of error, little memory, and every file that was not the command's to write as it was before.
+A target is a folder of whole files, and a command that reads them. A case damages one file in a copy of the folder (or
+calls the command wrongly, breaks its streams, interrupts it), forks this process (which has imported everything already),
+runs the command there, and looks at what is left: an exit code of 0 or 2 (130 after Ctrl-C), at most one line of error,
+little memory, and every file that was not the command's to write as it was before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -22,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .misuse import STREAMS, names_of, wrong_arguments
 from .mutations import mutations_for
 
 #: A command on a few lines ends in a second; a machine that is busy is given three hundred.
@@ -41,14 +44,18 @@ class Target:
     own: tuple[str, ...] = ()  # patterns of files that the command may change or remove
     prepare: Callable[[Path], None] | None = None  # in the child, before the command
     same: tuple[str, ...] = ()  # files that must come out as from whole files, wherever the command succeeds
+    misused: bool = False  # whether its command is also called wrongly, cut off from its streams and interrupted
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A file, and what becomes of it."""
+class Case:
+    """What is done to a copy of the whole files, and to the command that reads them."""
 
-    victim: Path
-    content: bytes
+    where: str
+    damage: tuple[Path, bytes] | None = None  # a file, and what becomes of it
+    arguments: Sequence[str] | None = None  # in place of the target's
+    streams: Callable[[], None] | None = None  # in the child, before the command
+    interrupt: float | None = None  # seconds after which Ctrl-C is pressed
 
 
 @dataclass
@@ -78,17 +85,39 @@ class Campaign:
 
     def attack(self, target: Target, cases: int, seed: int = 0) -> Tally:
         """Try so many cases against a target."""
-        whole, _ = self._made(target)
-        victims = sorted({path for pattern in target.damage for path in whole.glob(pattern) if path.is_file()})
-        assert victims, f"{target.name} has no file to damage"
+        whole, victims = self._victims(target)
         for number in range(cases):
             rng = random.Random(f"{seed} {target.name} {number}")
             victim = victims[number % len(victims)]
             content = victim.read_bytes()
             mutation = rng.choice(mutations_for(victim.name, content))
-            damage = Damage(victim.relative_to(whole), mutation(content, rng))
-            self._case(target, damage, f"{target.name} {seed}/{number}: {mutation.__name__} of {damage.victim}")
+            name = victim.relative_to(whole)
+            where = f"{target.name} {seed}/{number}: {mutation.__name__} of {name}"
+            self._case(target, Case(where, (name, mutation(content, rng))))
         return self.tally
+
+    def misuse(self, target: Target, cases: int, seed: int = 0) -> Tally:
+        """Call a target's command wrongly so many times, with every kind of broken streams, and interrupt it."""
+        whole, victims = self._victims(target)
+        inputs = names_of(victims, whole)
+        for number in range(cases):
+            rng = random.Random(f"{seed} misused {target.name} {number}")
+            arguments = wrong_arguments([str(word) for word in target.command(whole)], inputs, rng)
+            shown = [word if len(word) < 40 else f"{word[:20]}…" for word in arguments]
+            self._case(target, Case(f"{target.name} {seed}/{number}: called as {shown!r}", arguments=arguments))
+        for name, breaks in STREAMS.items():
+            self._case(target, Case(f"{target.name}: {name}", streams=breaks))
+        for number in range(cases // 5):
+            rng = random.Random(f"{seed} interrupted {target.name} {number}")
+            at = rng.uniform(0.05, 1.0)
+            self._case(target, Case(f"{target.name} {seed}/{number}: interrupted after {at:.2f} s", interrupt=at))
+        return self.tally
+
+    def _victims(self, target: Target) -> tuple[Path, list[Path]]:
+        whole, _ = self._made(target)
+        victims = sorted({path for pattern in target.damage for path in whole.glob(pattern) if path.is_file()})
+        assert victims, f"{target.name} has no file to damage"
+        return whole, victims
 
     def _made(self, target: Target) -> tuple[Path, Path]:
         if target.name not in self._whole:
@@ -98,7 +127,7 @@ class Campaign:
             assert status == 0, f"{target.name} must be made: {err}"
             (whole / "bystander.txt").write_text("nothing to do with it\n")
             copy = self._copied(target, whole)
-            status, err, _ = self._run(target, copy)
+            status, err, _ = self._run(target, copy, Case(target.name))
             assert os.waitstatus_to_exitcode(status) == 0, f"{target.name} must succeed on whole files: {err}"
             right = self.folder / target.name / "right"
             copy.rename(right)
@@ -111,21 +140,24 @@ class Campaign:
         shutil.copytree(whole, copy)
         return copy
 
-    def _case(self, target: Target, damage: Damage, where: str) -> None:
+    def _case(self, target: Target, case: Case) -> None:
         whole, right = self._whole[target.name]
-        copy = self._copied(target, whole)
-        (copy / damage.victim).write_bytes(damage.content)
+        copy, where = self._copied(target, whole), case.where
+        if case.damage is not None:
+            (copy / case.damage[0]).write_bytes(case.damage[1])
         before = {path: _digest(copy / path) for path in _files(copy, target.own)}
-        status, err, grown = self._run(target, copy)
+        status, err, grown = self._run(target, copy, case)
         code = os.waitstatus_to_exitcode(status)
         self.tally.tried += 1
         self.tally.codes[str(code)] += 1
+        heard = case.streams is None  # who closed standard error hears nothing
+        sentence = (err.strip().splitlines() or [""])[-1]
         if code < 0:
             kind = "hangs" if -code == signal.SIGALRM else "signals"
             self._fault(kind, f"{where}: {signal.Signals(-code).name}")
-        elif code not in (0, 2) or "Traceback" in err:
+        elif code not in (0, 2, 130 if case.interrupt is not None else 0) or "Traceback" in err:
             self._fault("tracebacks", f"{where}: exit code {code}: {err[-3000:]}")
-        elif code == 2 and not (err.strip().splitlines() or [""])[-1].startswith("normlens: "):
+        elif code and heard and not sentence.startswith("normlens: "):
             self._fault("manners", f"{where}: {err!r}")
         if grown > _MOST_MEMORY:
             self._fault("memory", f"{where}: {grown / 2**20:.0f} MB")
@@ -133,15 +165,15 @@ class Campaign:
         for path in before:
             if after.get(path) != before[path]:
                 self._fault("files lost", f"{where}: {path}")
-        for name in target.same if code == 0 else ():
+        for name in target.same if code == 0 and case.arguments is None else ():
             if not _same(copy / name, right / name):
                 self._fault("wrong results", f"{where}: {name} differs")
 
     def _fault(self, kind: str, what: str) -> None:
         self.tally.faults.append(f"{kind}: {what}")
 
-    def _run(self, target: Target, copy: Path) -> tuple[int, str, int]:
-        return self._forked(target, lambda: _command(target, copy))
+    def _run(self, target: Target, copy: Path, case: Case) -> tuple[int, str, int]:
+        return self._forked(target, lambda: _command(target, copy, case))
 
     def _forked(self, target: Target, work: Callable[[], int | None]) -> tuple[int, str, int]:
         """The status of a process that does some work, what it wrote to standard error, and the memory that it took.
@@ -174,22 +206,29 @@ class Campaign:
         return status, error_file.read_text(errors="replace"), (usage.ru_maxrss - before) * 1024
 
 
-def _command(target: Target, copy: Path) -> int:
+def _command(target: Target, copy: Path, case: Case) -> int:
     os.chdir(copy)
     os.environ["XDG_STATE_HOME"] = str(copy.parent / "state")
     if target.prepare is not None:
         target.prepare(copy)
     from normlens.cli import main
 
-    sys.argv = ["normlens", *map(str, target.command(copy))]
+    sys.argv = ["normlens", *map(str, case.arguments or target.command(copy))]
+    if case.streams is not None:
+        case.streams()
+    key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    if case.interrupt is not None:
+        key.start()
     try:
         main.main()
     except SystemExit as stop:
+        key.cancel()
         code = int(stop.code or 0)
     if code == 70:  # the traceback is in the log
         for log in sorted((copy.parent / "state").rglob("*.log"), key=lambda path: path.stat().st_mtime)[-1:]:
-            sys.stderr.write(log.read_text())
-    sys.stderr.flush()
+            (copy.parent / "stderr").write_text(log.read_text())
+    if sys.stderr is not None:
+        sys.stderr.flush()
     return code
 
 
@@ -227,7 +266,12 @@ def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
     for target in targets:
         known = len(campaign.tally.faults)
         campaign.attack(target, cases, seed)
-        print(f"{target.name}: {cases} cases, {len(campaign.tally.faults) - known} faults", flush=True)
+        if target.misused:
+            campaign.misuse(target, cases, seed)
+        print(
+            f"{target.name}: {campaign.tally.tried} cases so far, {len(campaign.tally.faults) - known} faults",
+            flush=True,
+        )
     for fault in campaign.tally.faults:
         print(fault)
     print(f"{campaign.tally.report()}; {time.monotonic() - start:.0f} s")

@@ -19,7 +19,7 @@ from normlens.lens import Lens
 
 from ..alignment.models_for_tests import SENTENCES
 from ..alignment.models_for_tests import lens as translation_lens
-from ..corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer
+from ..corpus.conftest import WORDS, paragraphs, tiny_bert, tiny_tokenizer
 from .campaign import Target
 
 TEXTS = paragraphs(6, seed=3)
@@ -49,9 +49,12 @@ def warm_up() -> None:
     import normlens.alignment.aligner
     import normlens.corpus.running.run
     import normlens.experiments.comparison
+    import normlens.faithfulness.report
+    import normlens.families.survey
     import normlens.viewer.page  # noqa: F401
 
-    _ = tiny().anatomy
+    for lens in (tiny(), tiny_masked(), tiny_causal()):
+        _ = lens.anatomy
     translation_lens("marian", seed=0)
 
 
@@ -101,7 +104,7 @@ def _records(name: str) -> bytes:
     raise ValueError(name)
 
 
-def _corpus(name: str, *options: str) -> Target:
+def _corpus(name: str, *options: str, misused: bool = False) -> Target:
     return Target(
         f"corpus-{name}{''.join(options)}".replace("/", "-"),
         lambda folder: (folder / name).write_bytes(_records(name)) and None,
@@ -109,6 +112,7 @@ def _corpus(name: str, *options: str) -> Target:
         damage=(name,),
         own=("out",),
         prepare=use_tiny,
+        misused=misused,
     )
 
 
@@ -192,13 +196,65 @@ def _make_explanation(folder: Path) -> None:
     tiny().explain("the old bridge", direction=torch.ones(16)).save(folder / "why.zarr")
 
 
-def _make_masked_model(folder: Path) -> None:
+@cache
+def tiny_masked() -> Lens:
     import torch
     import transformers
 
     torch.manual_seed(0)
-    transformers.BertForMaskedLM(tiny_bert().config).save_pretrained(folder / "model")
+    return Lens(transformers.BertForMaskedLM(tiny_bert().config).eval(), tiny_tokenizer(), name="tiny")
+
+
+def use_masked(_: Path) -> None:
+    lens_module.load = lambda *names, **options: tiny_masked()  # type: ignore[assignment]
+
+
+def _make_masked_model(folder: Path) -> None:
+    tiny_masked().model.save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
+
+
+@cache
+def tiny_causal() -> Lens:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=5 + len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64, initializer_range=0.5,
+    )  # fmt: skip
+    return Lens(transformers.LlamaForCausalLM(config).eval(), tiny_tokenizer(), name="tiny")
+
+
+def use_causal(_: Path) -> None:
+    lens_module.load = lambda *names, **options: tiny_causal()  # type: ignore[assignment]
+
+
+def _make_texts(folder: Path) -> None:
+    (folder / "texts.txt").write_text("\n".join(TEXTS))
+
+
+def _make_evidence(folder: Path) -> None:
+    rows = ["UID,one_prefix_prefix,one_prefix_word_good,one_prefix_word_bad,target"]
+    rows += [f"x,the {word} of,river,stone,{word}" for word in ("bridge", "town", "water", "old")]
+    (folder / "rows.csv").write_text("\n".join(rows) + "\n")
+
+
+def _make_studied(folder: Path) -> None:
+    """A study that was finished: it goes on from the numbers that it kept."""
+    _make_texts(folder)
+    from normlens.faithfulness.samples import read_texts
+    from normlens.faithfulness.studies import study
+
+    samples = [read_texts(tiny_masked(), folder / "texts.txt", limit=2, skip=0, seed=0, longest=64)]
+    study(tiny_masked(), samples, methods=["gradient_x_input"], protocols=["agreement"], folder=folder / "out")
+
+
+def _make_marked(folder: Path) -> None:
+    _make_pairs(folder)
+    marked = ["the <b>little <i>house</i></b> stands", "a <b>big</b> house", "it is <i>10</i>", "the garden", "stop"]
+    (folder / "source").write_text("\n".join(marked) + "\n")
 
 
 # ---- alignments -------------------------------------------------------------------------------------------------------
@@ -241,6 +297,9 @@ def _make_stopped_alignment(folder: Path) -> None:
     assert (folder / "out.unfinished").exists()
 
 
+_STUDY = ["faithful", "--method", "gradient_x_input", "--protocol", "agreement", "--limit", "2", "--out", "out"]
+_PROJECT = ["project", "--model", "0", "--source", "source", "--target", "target", "--format", "html", "--out", "out"]
+_REPRODUCE = ["reproduce", "kobayashi2021", "--data", "data.txt", "--single", "--limit", "4", "--max-length", "32"]
 _COMPARE = ["compare", "a", "b", "--data", "data.txt", "--out", "out", "--single"]
 _ALIGN = ["align", "--model", "0", "--source", "source", "--target", "target", "--out", "out"]
 
@@ -280,7 +339,7 @@ _READABLE = ("corpus.txt", "corpus.jsonl", "corpus.csv", "corpus.tsv", "corpus.p
 _PACKED = ("corpus.txt.gz", "corpus.txt.xz", "corpus.txt.zst")
 
 TARGETS: list[Target] = [
-    *(_corpus(name) for name in (*_READABLE, *_PACKED)),
+    *(_corpus(name, misused=name == "corpus.txt") for name in (*_READABLE, *_PACKED)),
     *(_corpus(name, *_SKIP) for name in ("corpus.jsonl", "corpus.csv", "corpus.parquet", *_PACKED)),
     _corpus("corpus.jsonl", "--tag-column", "tags", *_SKIP),
     Target(
@@ -308,7 +367,7 @@ TARGETS: list[Target] = [
     ),
     Target(
         "view", _make_analysis, lambda folder: ["view", "run.zarr", "--out", "page.html"],
-        damage=("run.zarr/**/*",), own=("page.html",), same=("page.html",),
+        damage=("run.zarr/**/*",), own=("page.html",), same=("page.html",), misused=True,
     ),
     Target(
         "view-explanation", _make_explanation, lambda folder: ["view", "why.zarr", "--out", "page.html"],
@@ -317,16 +376,16 @@ TARGETS: list[Target] = [
     Target(
         "model-explain", _make_masked_model,
         lambda folder: ["explain", "the old [MASK]", "--model", "model", "--out", "out"],
-        damage=("model/*",), own=("out",),
+        damage=("model/*",), own=("out",), misused=True,
     ),
-    Target("model-info", _make_model, lambda folder: ["info", "model"], damage=("model/*",)),
+    Target("model-info", _make_model, lambda folder: ["info", "model"], damage=("model/*",), misused=True),
     Target(
         "model-analyze", _make_model, lambda folder: ["analyze", "the old bridge", "--model", "model", "--out", "out"],
-        damage=("model/*",), own=("out",),
+        damage=("model/*",), own=("out",), misused=True,
     ),
     Target(
         "align", _make_pairs, lambda folder: [*_ALIGN, "--reverse-links", "links", "--symmetrize", "union"],
-        damage=("source", "target", "links"), own=("out*", "cache"), prepare=use_translation,
+        damage=("source", "target", "links"), own=("out*", "cache"), prepare=use_translation, misused=True,
     ),
     Target(
         "align-resume", _make_stopped_alignment, lambda folder: [*_ALIGN, "--resume"],
@@ -339,12 +398,37 @@ TARGETS: list[Target] = [
     Target(
         "aer", _make_gold,
         lambda folder: ["aer", "links", "talp", "--gold", "gold", "--source", "source", "--target", "target"],
-        damage=("links", "talp", "gold", "source", "target"),
+        damage=("links", "talp", "gold", "source", "target"), misused=True,
     ),
     Target("aer-alone", _make_gold, lambda folder: ["aer", "links", "--gold", "talp"], damage=("links", "talp")),
     Target(
         "compare", lambda folder: (folder / "data.txt").write_text("\n".join(TEXTS)) and None,
         lambda folder: [*_COMPARE, "--limit", "4", "--max-length", "32"],
-        damage=("data.txt",), own=("out",), prepare=use_tiny,
+        damage=("data.txt",), own=("out", "compare"), prepare=use_tiny, misused=True,
+    ),
+    Target(
+        "reproduce", lambda folder: (folder / "data.txt").write_text("\n".join(TEXTS)) and None,
+        lambda folder: [*_REPRODUCE, "--out", "out"],
+        damage=("data.txt",), own=("out", "reproduce"), prepare=use_tiny, misused=True,
+    ),
+    Target(
+        "faithful-texts", _make_texts, lambda folder: [*_STUDY, "--texts", "texts.txt"],
+        damage=("texts.txt",), own=("out", "faithful"), prepare=use_masked, misused=True,
+    ),
+    Target(
+        "faithful-evidence", _make_evidence, lambda folder: [*_STUDY, "--evidence", "rows.csv"],
+        damage=("rows.csv",), own=("out",), prepare=use_causal,
+    ),
+    Target(
+        "faithful-kept", _make_studied, lambda folder: [*_STUDY, "--texts", "texts.txt"],
+        damage=("out/scores/*",), own=("out",), prepare=use_masked,
+    ),
+    Target(
+        "project", _make_marked, lambda folder: _PROJECT,
+        damage=("source", "target"), own=("out*", "cache"), prepare=use_translation, misused=True,
+    ),
+    Target("methods", _make_texts, lambda folder: ["methods"], damage=("texts.txt",), misused=True),
+    Target(
+        "families", _make_texts, lambda folder: ["families", "bert", "--workers", "1"], damage=("texts.txt",), misused=True
     ),
 ]  # fmt: skip

@@ -19,7 +19,8 @@ GROUPS = [
     "corpus-corpus.j,corpus-corpus.c,corpus-corpus.p",
     "corpus-d,corpus-r,corpus-f,corpus-u",
     "model,view",
-    "align,aer,compare",
+    "align,aer,compare,project",
+    "reproduce,faithful,methods,families",
 ]
 
 

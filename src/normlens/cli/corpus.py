@@ -86,11 +86,13 @@ def corpus(
     as_json: JsonOption = False,
 ) -> None:
     """Count, over a whole corpus, what its tokens really draw on."""
-    from normlens.corpus.reading.sources import named_paths
+    from normlens.corpus.reading.sources import check_sources, named_paths
     from normlens.corpus.running.run_folder import RunFolder
     from normlens.files.remote import path_of
 
-    RunFolder(path_of(out)).check(named_paths(source), overwrite=overwrite)  # before a model is loaded
+    rules, folder = _rules(category), path_of(out)
+    check_sources(source, folder)  # all this before a model is loaded
+    RunFolder(folder).check(named_paths(source), overwrite=overwrite)
     lens = open_lens(model, gguf_file)
     with _bar() as progress:
         result = lens.corpus(
@@ -107,7 +109,7 @@ def corpus(
             pair_column=pair_column,
             tag_column=tag_column,
             target_column=target_column,
-            categories=_rules(category),
+            categories=rules,
             covariates={} if frequency is None else {"frequency_rank": frequency},
             measures=measure or None,
             mixing=mixing or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,17 @@ def named_paths(source: Source) -> list[AnyPath]:
     return [path_of(name) for name in names if str(name) != STANDARD_INPUT]
 
 
+def check_sources(source: Source, folder: AnyPath) -> None:
+    """Refuse, before any work is done, what cannot be read: a closed standard input, a file that is not there."""
+    names = [source] if isinstance(source, str | AnyPath) else list(source)
+    if STANDARD_INPUT in map(str, names):
+        _ = sys.stdin.buffer  # where it is closed, this says so
+        _refuse_remote(folder, "standard input")
+    for path in named_paths(names):
+        if not isinstance(path, RemotePath) and not os.path.lexists(path):  # it never raises
+            raise InputError(f"a source must exist: there is no {str(path)!r}; check the path")
+
+
 @contextmanager
 def readable_sources(source: Source, folder: AnyPath) -> Iterator[tuple[AnyPath, ...]]:
     """The sources as files that can be read again and again; copies of streams lie in `folder` while the block runs.
@@ -35,6 +47,7 @@ def readable_sources(source: Source, folder: AnyPath) -> Iterator[tuple[AnyPath,
     A copy has the digest of its content in its name, so that the same text is the same source when a run is resumed.
     A folder of an object store stands for all files below it.
     """
+    check_sources(source, folder)
     names = [source] if isinstance(source, str | AnyPath) else list(source)
     copies: list[Path] = []
     try:
@@ -71,11 +84,7 @@ def _remote_files(path: RemotePath) -> list[RemotePath]:
 
 def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     """A stream as a file, so that it can be hashed and read again."""
-    if isinstance(folder, RemotePath):
-        raise InputError(
-            f"a pipe is kept in the output folder while it is counted, which must be on this machine: {name} came with "
-            "a remote --out; save it to a file first"
-        )
+    _refuse_remote(folder, name)
     digest, draft = hashlib.sha256(), folder / "source-0000000000000000.txt"
     with whole_file(draft) as target:
         while block := _read(stream, name):
@@ -84,6 +93,14 @@ def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     path = folder / f"source-{digest.hexdigest()[:16]}.txt"
     move_file(draft, path)
     return path
+
+
+def _refuse_remote(folder: AnyPath, name: str) -> None:
+    if isinstance(folder, RemotePath):
+        raise InputError(
+            f"a pipe is kept in the output folder while it is counted, which must be on this machine: {name} came with "
+            "a remote --out; save it to a file first"
+        )
 
 
 def is_kept_source(path: AnyPath) -> bool:

@@ -93,8 +93,10 @@ class InProcess:
         worker, start, shards = ShardWorker(lens, assignment), time.process_time(), list(done)
         for gap in gaps(shards, assignment.reader.survey.sequences):
             for counted in worker.count(gap.start, gap.stop):
+                worker.remove_superseded()
                 yield Step(counted, 1, len(shards))
             shards.append(worker.finish())
+            worker.remove_superseded()
             self.accounts.shards_written += 1
         self.accounts.done = sorted(shards)
         self.accounts.worker_seconds = time.process_time() - start

@@ -78,6 +78,7 @@ class ShardWorker:
         self._statistics: CorpusStatistics | None = None
         self._counted: Shard | None = None  # what the statistics hold
         self._saved: Shard | None = None  # what of it is in the folder
+        self._superseded: list[Shard] = []  # shards in the folder that a longer one holds now
         self._saved_at = time.monotonic()
         self._chunks: Generator[Chunk, None, None] = prefetched(iter(()), 0)  # what is read
         self._at = -1  # the number of its next sequence
@@ -85,6 +86,7 @@ class ShardWorker:
     def do(self, task: Task, report: Callable[[int], None]) -> Done:
         """Do a task to its end; `report` hears how many sequences were counted."""
         start, clock = time.process_time(), time.monotonic()
+        self.remove_superseded()
         shard: Shard | None = None
         if isinstance(task, Merge):
             shard = self._assignment.shards.merge(task.shards, self._assignment.settings.plan)
@@ -131,9 +133,18 @@ class ShardWorker:
         shards, before = self._assignment.shards, self._saved
         if before != self._counted:
             shards.write(self._counted, self._statistics)
-            shards.remove([] if before is None else [before])
+            self._superseded += [] if before is None else [before]
         self._saved, self._saved_at = self._counted, time.monotonic()
         return self._counted
+
+    def remove_superseded(self) -> None:
+        """Remove what longer shards hold; to be called when the driver is known to live.
+
+        A worker that is cut off from its driver works on for a while, and by then another driver, or the same one, may
+        count on the shard that it found.
+        """
+        self._assignment.shards.remove(self._superseded)
+        self._superseded.clear()
 
     def _write_rows(self, chunk: Chunk, rows: Rows) -> None:
         frame = with_names(pd.DataFrame(rows), self._assignment.settings.plan.categories, self._reader.vocabulary)

@@ -1,0 +1,91 @@
+"""Ways to call a command wrongly: arguments that no one should give, streams that are closed or full, Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from typer.models import ArgumentInfo
+
+NUMBERS = ["0", "-1", "1", str(10**12), str(2**63), str(10**40), "nan", "inf", "1e999", "1.5", "x", ""]
+TEXTS = [
+    "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/proc/nope/x",
+    "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}", "a\nb", "\x1b[31m",
+    "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1:" + "9" * 30, "true", "None", "-1",
+]  # fmt: skip
+
+
+def wrong_arguments(command: Sequence[str], inputs: Sequence[str], rng: random.Random) -> list[str]:
+    """The command with one or two of its options given a value that it was not made for, or an input's name."""
+    changed = list(command)
+    for _ in range(rng.choice([1, 1, 2])):
+        flag, kind = rng.choice(_parameters(command[0]))
+        if kind == "bool":
+            changed.append(flag)
+            continue
+        value = rng.choice(NUMBERS if kind in ("int", "float") else [*TEXTS, *inputs, *inputs])
+        if not flag:
+            changed[1:2] = [value]
+        elif flag in changed:
+            changed[changed.index(flag) + 1] = value
+        else:
+            changed += [flag, value]
+    return changed
+
+
+def _parameters(command: str) -> list[tuple[str, str]]:
+    """The options of a command (an argument has no flag), each with the kind of its values."""
+    function = getattr(importlib.import_module(f"normlens.cli.{command}"), command)
+    found = []
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        if name == "return":
+            continue
+        plain, about = get_args(hint)[:2]
+        kinds = [kind for kind in ("bool", "int", "float") if re.search(rf"\b{kind}\b", str(plain))]
+        # Inside `Annotated`, typer takes what stands in the place of the default for the first name.
+        named = [text for text in (about.default, *(about.param_decls or ())) if str(text).startswith("-")]
+        option = (named or [f"--{name.replace('_', '-')}"])[0].split("/")[0]
+        flag = "" if isinstance(about, ArgumentInfo) else option
+        found.append((flag, (kinds or ["text"])[0]))
+    return found
+
+
+def _closed(number: int, name: str) -> Callable[[], None]:
+    def close() -> None:
+        os.close(number)
+        setattr(sys, name, None)
+
+    return close
+
+
+def _full() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+
+
+def _all_closed() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        _closed(number, name)()
+
+
+#: What is wrong with the standard streams, and what makes it so in a new process.
+STREAMS: dict[str, Callable[[], None]] = {
+    "standard input closed": _closed(0, "stdin"),
+    "standard output closed": _closed(1, "stdout"),
+    "standard output full": _full,
+    "standard error closed": _closed(2, "stderr"),
+    "all streams closed": _all_closed,
+}
+
+
+def names_of(files: Sequence[Path], folder: Path) -> list[str]:
+    """Input files, and the folders that hold them, as a command in that folder would name them."""
+    found = {str(path.relative_to(folder)) for path in files}
+    found |= {str(parent.relative_to(folder)) for path in files for parent in path.parents if folder in parent.parents}
+    return sorted(found)
