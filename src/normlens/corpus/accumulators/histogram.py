@@ -131,7 +131,7 @@ class Binning:
         if self.fine.size > 1 << 16 or self.coarse.size > 1 << 15:
             raise ValueError(f"too many bins for 16 bits each: {self.fine.size} fine, {self.coarse.size} coarse")
         fine = self.fine.positive_table
-        return fine | (self.coarse_of_fine[fine] << 16)
+        return np.asarray(fine | (self.coarse_of_fine[fine] << 16))
 
     def find(self, values: Float[np.ndarray, "*shape"]) -> BinNumbers:
         """Fine and coarse bin of each value."""

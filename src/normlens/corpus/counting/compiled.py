@@ -60,8 +60,9 @@ def count_weights(
         patterns = columns.view(np.int32)[undecided]
         follow(patterns, x.fine.positive_table, x.fine.shift, ranks.x_ties.seen, ranks.x_ties.pattern)
     ranks.update_y_ties(at_y, y, group)
+    total, square = sums.reshape(2, *y.shape)
     low, high = extremes.view(np.float32).astype(np.float64).reshape(2, *y.shape)
-    return QuerySums(np.full(weights.shape[3], weights.shape[2]), *sums.reshape(2, *y.shape), low, high)
+    return QuerySums(np.full(weights.shape[3], weights.shape[2]), total, square, low, high)
 
 
 def _shares(bins: Int[np.ndarray, " key"], threads: int) -> tuple[Int[np.ndarray, " key"], Int[np.ndarray, " bound"]]:

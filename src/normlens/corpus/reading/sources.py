@@ -34,7 +34,7 @@ def check_sources(source: Source, folder: AnyPath) -> None:
     names = [source] if isinstance(source, str | AnyPath) else list(source)
     if STANDARD_INPUT in map(str, names):
         _ = sys.stdin.buffer  # where it is closed, this says so
-        _refuse_remote(folder, "standard input")
+        _local(folder, "standard input")
     for path in named_paths(names):
         if not isinstance(path, RemotePath) and not os.path.lexists(path):  # it never raises
             raise InputError(f"a source must exist: there is no {str(path)!r}; check the path")
@@ -84,7 +84,7 @@ def _remote_files(path: RemotePath) -> list[RemotePath]:
 
 def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     """A stream as a file, so that it can be hashed and read again."""
-    _refuse_remote(folder, name)
+    folder = _local(folder, name)
     digest, draft = hashlib.sha256(), folder / "source-0000000000000000.txt"
     with whole_file(draft) as target:
         while block := _read(stream, name):
@@ -95,12 +95,14 @@ def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     return path
 
 
-def _refuse_remote(folder: AnyPath, name: str) -> None:
+def _local(folder: AnyPath, name: str) -> Path:
+    """The folder in which a pipe can be kept; a remote one is refused."""
     if isinstance(folder, RemotePath):
         raise InputError(
             f"a pipe is kept in the output folder while it is counted, which must be on this machine: {name} came with "
             "a remote --out; save it to a file first"
         )
+    return folder
 
 
 def is_kept_source(path: AnyPath) -> bool:
