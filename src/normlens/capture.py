@@ -30,7 +30,7 @@ from normlens.anatomy.interface import (
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import FeedForwardWeights, SiteWeights, WeightCache
-from normlens.decompose.attention import Scratch, attend, attend_diagonal
+from normlens.decompose.attention import Scratch, attend
 from normlens.decompose.block import Block, BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
 from normlens.decompose.devices import HostCopies
@@ -342,15 +342,8 @@ class _Pass:
             pending.values = call.value.to(self._request.dtype)
             collector = self._collector(pending, call.query.shape[2])
             pending.dtypes.add(call.value.dtype)
-            numbers = call.query.shape[:3].numel() * call.key.shape[2]
-            fused = not self._request.pairs_of(site).maps and self._scratch.prefers_fused(numbers, call.query.device)
             with self._in_full():
-                found = attend_diagonal(inputs, self._scratch) if fused else None
-                if found is None:
-                    output = attend(inputs, collector.feed, self._scratch)
-                else:
-                    output, diagonal = found
-                    collector.take_diagonal(diagonal)
+                output = collector.attend(inputs)
                 pending.pairs = collector.result(output)
         if pending.complete:
             self._finish(n)

@@ -309,7 +309,7 @@ class Lens:
         }
         request = Request.of(self.anatomy, **asked)
         encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
-        check_fits(request, [sequence.lengths for sequence in encoded])
+        check_fits(request, [sequence.lengths for sequence in encoded], batch_size)
         found: dict[int, Analysis] = {}
         order = sorted(range(len(encoded)), key=lambda i: encoded[i].length)
         for start in range(0, len(order), batch_size):

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from normlens.anatomy.description import Anatomy, FeedForward, LayerEnd, Site
-from normlens.decompose.devices import has_float64
+from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
@@ -215,14 +215,43 @@ def _numbers(site: Site, request: Request, source: int, target: int) -> int:
     return total
 
 
-def check_fits(request: Request, lengths: Sequence[tuple[int, int]]) -> None:
-    """An error that says how much is needed and what makes it fit, where the result would not."""
+def check_fits(request: Request, lengths: Sequence[tuple[int, int]], batch_size: int = 1) -> None:
+    """An error that says how much is needed and what makes it fit, where the result or one batch would not.
+
+    Results are kept by the host. A device holds what belongs to one site of a batch (and to the one before it, which is on
+    its way to the host); everything else there is cut into blocks by what is free.
+    """
     needed, free = kept_bytes(request, lengths), available_bytes()
-    if free is None or needed <= free:
-        return
+    if free is not None and needed > free:
+        raise InputError(
+            f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
+            f"{_fewer(request)}, ask for ratios alone (measures=[], mixing=[…]), or take one site at a time with stream()"
+        )
+    together = sorted(lengths, key=max)[-batch_size:]
+    padded = max(source for source, _ in together), max(target for _, target in together)
+    for device, needed in _held_by_devices(request, len(together), padded).items():
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            raise InputError(
+                f"a batch must fit on its device: {len(together)} sequences of {max(padded)} positions take "
+                f"{needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free on {device}; lower batch_size, or "
+                f"{_fewer(request)}"
+            )
+
+
+def _held_by_devices(request: Request, rows: int, length: tuple[int, int]) -> dict[torch.device, int]:
+    """The most that one site of a batch takes on each device: its measures twice, norms in the making, Gram matrices."""
+    found: dict[torch.device, int] = {}
+    for site in request.sites:
+        device = next(site.attention.parameters()).device
+        if device.type != "cpu":
+            pairs = request.pairs_of(site)
+            grams = max(length) * site.heads**2 * len(pairs.stages)
+            numbers = 2 * _numbers(site, request, *length) + max(length) ** 2 * len(pairs.stages) + grams
+            found[device] = max(found.get(device, 0), rows * numbers * request.dtype.itemsize)
+    return found
+
+
+def _fewer(request: Request) -> str:
     by_head = [name for name in request.measures if "head" in MEASURES[name].axes and "query" in MEASURES[name].axes]
-    first = f"leave out {' and '.join(by_head)} (measures=[…])" if by_head else "name fewer measures or layers"
-    raise InputError(
-        f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; {first}, "
-        "ask for ratios alone (measures=[], mixing=[…]), or take one site at a time with stream()"
-    )
+    return f"leave out {' and '.join(by_head)} (measures=[…])" if by_head else "name fewer measures or layers"

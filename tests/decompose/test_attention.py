@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from normlens.decompose import attention as module
-from normlens.decompose.attention import AttentionInputs, attend, attend_diagonal
+from normlens.decompose.attention import AttentionInputs, attend
+from normlens.decompose.fused import attend_fused
 
 LENGTH = 37
 
@@ -54,10 +55,13 @@ def test_blocks_give_all_weights_and_the_output(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", masks())
-def test_the_diagonal_comes_without_the_weights(name: str) -> None:
+def test_single_weights_come_without_all_of_them(name: str) -> None:
     given = inputs(masks()[name])
     alpha, output = written_out(given)
-    found = attend_diagonal(given)
+    found = attend_fused(given)
     assert found is not None
-    torch.testing.assert_close(found[0].double(), output, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found[1].double(), alpha.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.output.double(), output, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.diagonal().double(), alpha.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6)
+    batch, query, key = torch.tensor([0, 1, 1]), torch.tensor([20, 9, 30]), torch.tensor([18, 9, 29])
+    torch.testing.assert_close(found.weights_at(batch, query, key).double(), alpha[batch, :, query, key])
+    torch.testing.assert_close(found.row(1, 20).double(), alpha[1, :, 20], rtol=1e-5, atol=1e-6)

@@ -87,6 +87,51 @@ def maps(family: str) -> None:
     assert_same(here.analyze_inputs(inputs, **ratios), there.analyze_inputs(on_device(inputs), **ratios))
 
 
+@case("float32", "bfloat16", only="cuda")
+def ratios_alone(dtype: str) -> None:
+    """Mixing ratios through the sums that CUDA's fused kernels keep: no weights of pairs, in any layer."""
+    here, there = lenses("llama", dtype=getattr(torch, dtype))
+    inputs = {"input_ids": torch.randint(3, 60, (2, 30), generator=torch.Generator().manual_seed(0))}
+    padded = {**inputs, "attention_mask": (torch.arange(30) < torch.tensor([[30], [17]])).long()}
+    ratios = {"measures": [], "mixing": ["attnres_w", "attnres_n", "attnresln_n"]}
+    for given in (inputs, padded):
+        there.analyze_inputs(on_device(given), **ratios)  # reads the model, and tries the kernel
+        with pretend.counting() as counts:
+            found = there.analyze_inputs(on_device(given), **ratios)
+        assert_same(here.analyze_inputs(given, **ratios), found, tolerance=2e-5 if dtype == "float32" else 3e-2)
+        kernel = "flash" if dtype == "bfloat16" and given is inputs else "efficient"
+        assert counts.operations[f"_scaled_dot_product_{kernel}_attention"] >= len(there.anatomy.sites), kernel
+        assert not counts.operations["_softmax"], "an ordinary softmax has weights"
+
+
+@case("bert", "marian")
+def too_long_for_its_memory(family: str) -> None:
+    """What does not fit on the device is refused before anything runs, with what makes it fit."""
+    from normlens.errors import InputError
+
+    _, there = lenses(family)
+    there.analyze(**texts(family))
+    with pretend.free_memory(20_000):
+        there.analyze(**texts(family), batch_size=1, measures=["attn_n"])
+        try:
+            there.analyze(**texts(family), batch_size=3)
+        except InputError as error:
+            assert f"{DEVICE}:0" in str(error) and "batch_size" in str(error), error
+            return
+    raise AssertionError("the batch does not fit, and nobody said so")
+
+
+@case("bert", "gpt2", "llama")
+def parameters_are_not_copied(family: str) -> None:
+    """The output projection is a view of the model's own parameter where dtypes agree."""
+    from normlens.anatomy.weights import SiteWeights
+
+    _, there = lenses(family)
+    owned = {parameter.untyped_storage().data_ptr() for parameter in there.model.parameters()}
+    for site in there.anatomy.sites:
+        assert SiteWeights.of(site, torch.float32).weight.untyped_storage().data_ptr() in owned, site
+
+
 @case("bert", "llama", "marian")
 def in_blocks(family: str) -> None:
     """Little memory: attention and vectors in small blocks. Digits lost everywhere: each pair is worked out again."""

@@ -85,6 +85,16 @@ def tensor_cores() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def free_memory(bytes_: int) -> Iterator[None]:
+    """The device has so much memory left."""
+    before, _Settings.free_bytes = _Settings.free_bytes, bytes_
+    try:
+        yield
+    finally:
+        _Settings.free_bytes = before
+
+
 def _asker() -> tuple[str, str]:
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -183,6 +193,7 @@ _WAITING = {
 _NUMBER_OF_THE_HOST = {aten.where.self, aten.fill_.Tensor, aten.masked_fill.Tensor, aten.masked_fill_.Tensor}
 _PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default}
 _PRODUCTS |= {aten.mm.out, aten.bmm.out, aten.addmm.out, aten.baddbmm.out}
+_FUSED = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default}
 _NO_LAUNCH = {
     aten.detach.default,
     aten.lift_fresh.default,
@@ -233,6 +244,8 @@ def perform(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"Expected a '{device.type}' device type for generator but found '{leaf.device.type}'")
     if func in _WAITING:
         _wait()
+    if func in _FUSED:
+        return _attended(func, args, kwargs, device)
     if func in (aten._softmax.default, aten._log_softmax.default) and args[2]:  # only CUDA widens on the way
         return perform(func, (_moved(args[0], {"dtype": torch.float32}), args[1], False), {})
     kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
@@ -250,6 +263,69 @@ def perform(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return tensor if device is None or not is_pretended(device) else DeviceTensor(tensor, device)
 
     return tree_map_only(Tensor, wrapped, result)
+
+
+def _attended(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device | None) -> Any:
+    """CUDA's fused attention: what it takes, what it gives (rows of its sums rounded up), one launch."""
+    if device is None or device.type != "cuda":
+        raise NotImplementedError(f"{func} has no kernel for {device}")
+    query, key, value = (tensor.plain for tensor in args[:3])
+    flash = func is aten._scaled_dot_product_flash_attention.default
+    allowed = (torch.float16, torch.bfloat16) if flash else (torch.float16, torch.bfloat16, torch.float32)
+    if query.dtype not in allowed or query.shape[-1] % 8 or query.shape[1] != key.shape[1]:
+        raise RuntimeError(f"{func} takes {allowed}, heads of a width that 8 divides, and as many of each kind")
+    causal = args[4] if flash and len(args) > 4 else args[6] if len(args) > 6 else kwargs.get("is_causal", False)
+    added = None if flash or args[3] is None else args[3].plain
+    if added is not None:
+        if added.dtype is not query.dtype or added.shape != (*query.shape[:3], key.shape[2]):
+            raise RuntimeError(f"what is added must fit the scores: {added.dtype}, {tuple(added.shape)}")
+        if added.stride(-1) != 1 or any(stride % 8 for stride in added.stride()[:-1]):
+            raise RuntimeError(f"what is added must be aligned to 8 numbers: strides {added.stride()}")
+    with torch.no_grad():
+        scores = query.float() @ key.float().mT * (kwargs.get("scale") or query.shape[-1] ** -0.5)
+        if causal:
+            scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        scores = scores if added is None else scores + added
+        log_sum = scores.logsumexp(-1)
+        output = ((scores - log_sum.unsqueeze(-1)).exp() @ value.float()).to(query.dtype)
+        output = output.transpose(1, 2).contiguous().transpose(1, 2)
+        rows = -(-query.shape[2] // 32) * 32
+        padded = torch.full((*log_sum.shape[:2], rows), torch.inf)
+        padded[..., : query.shape[2]] = log_sum
+    _count(func, (query, key, value, added), output)
+    seen = 2 if causal else 1  # the kernel leaves out what a causal mask hides
+    pairs = scores.numel() // seen
+    _Settings.counts.flops[_asker()[0]] += 4 * pairs * query.shape[-1]
+    state = DeviceTensor(torch.zeros((), dtype=torch.int64), device)
+    first = DeviceTensor(output, device), DeviceTensor(log_sum if flash else padded, device)
+    return (*first, None, None, query.shape[2], key.shape[2], state, state, state) if flash else (*first, state, state)
+
+
+def _without_weights(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    """As PyTorch chooses among its kernels where no gradient is wanted."""
+    if mask is None and query.dtype is not torch.float32:
+        found = aten._scaled_dot_product_flash_attention.default(query, key, value, 0.0, causal, scale=scale)
+    else:
+        if mask is not None:
+            keys = mask.shape[-1]
+            mask = torch.nn.functional.pad(mask, (0, -keys % 8))[..., :keys] if keys % 8 else mask.contiguous()
+            mask = mask.expand(*query.shape[:3], keys)
+        kernel = aten._scaled_dot_product_efficient_attention.default
+        found = kernel(query, key, value, mask, False, 0.0, causal, scale=scale)
+    output: Tensor = found[0]
+    return output
+
+
+def _flash_is_usable(params: Any, debug: bool = False) -> bool:
+    query, mask = params.query, params.attn_mask
+    return _efficient_is_usable(params) and query.dtype is not torch.float32 and mask is None
+
+
+def _efficient_is_usable(params: Any, debug: bool = False) -> bool:
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    return params.query.device.type == "cuda" and params.query.dtype in dtypes
 
 
 def _ten_bits(tensor: Tensor) -> Tensor:
@@ -403,11 +479,15 @@ def _patch_entrances() -> None:
                 return own(query, key, value, attn_mask, dropout_p, is_causal, **own_options)  # type: ignore[no-any-return]
             if enable_gqa:
                 key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
+            if attn_mask is not None and attn_mask.dtype is torch.bool:
+                floor = torch.finfo(query.dtype).min
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, floor)
+            if query.device.type == "cuda" and query.shape[-1] % 8 == 0 and not torch.is_grad_enabled():
+                return _without_weights(query, key, value, attn_mask, is_causal, scale)
             scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
             if is_causal:
-                attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            if attn_mask is not None and attn_mask.dtype is torch.bool:
-                attn_mask = torch.zeros_like(scores).masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
+                later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+                scores = scores.masked_fill(later, torch.finfo(scores.dtype).min)
             return (scores if attn_mask is None else scores + attn_mask).softmax(-1).to(value.dtype) @ value
 
         return attend
@@ -430,6 +510,8 @@ def _patch_entrances() -> None:
             "scaled_dot_product_attention",
             attention(torch.nn.functional.scaled_dot_product_attention),
         ),
+        (torch.backends.cuda, "can_use_flash_attention", _flash_is_usable),
+        (torch.backends.cuda, "can_use_efficient_attention", _efficient_is_usable),
         (torch.cuda, "_lazy_init", lambda: None),
         (torch.cuda, "synchronize", lambda device=None: _wait()),
         (torch.mps, "synchronize", _wait),

@@ -14,7 +14,7 @@ from tests.devices import pretend
 ROOT = Path(__file__).parents[2]
 #: Cases of one process, by a word in their names: a few processes are started, not one for each case.
 GROUPS = {
-    "maps": ("maps", "in_blocks", "stream", "float64"),
+    "maps": ("maps", "in_blocks", "stream", "float64", "ratios_alone", "too_long", "parameters"),
     "uses": ("words", "weights_alone", "generate", "corpus", "alignment", "explain"),
     "precision": ("half", "autocast", "tensor_float32", "two_devices", "compiled"),
 }

@@ -161,7 +161,9 @@ def head_weights(site: Site, dtype: torch.dtype, device: torch.device | None = N
     matrix = matrix.to(matrix.device if device is None else device).to(dtype)
     if site.rows is not None:
         matrix = matrix[site.rows.to(matrix.device)]
-    weight = split_heads(matrix, site.heads // max(1, len(site.groups))).contiguous()
+    weight = split_heads(matrix, site.heads // max(1, len(site.groups)))
+    if weight.device.type == "cpu":  # elsewhere a view of the model's own parameter is multiplied as quickly
+        weight = weight.contiguous()
     fixed = [step.to(dtype, matrix.device) for step in site.inner if not isinstance(step, Gate)]
     if fixed:
         weight = weight * fixed_factor(fixed, weight.shape[0], weight.shape[1], weight).unsqueeze(-1)

@@ -98,7 +98,7 @@ class Scratch:
 
     def is_whole(self, numbers: int, device: torch.device) -> bool:
         """Whether so many weights are computed at once."""
-        return numbers <= (WHOLE_NUMBERS if device.type == "cpu" else self._block_numbers(device))
+        return numbers <= (WHOLE_NUMBERS if device.type == "cpu" else self.block_numbers(device))
 
     def prefers_fused(self, numbers: int, device: torch.device) -> bool:
         """Whether so many weights are better never computed, where only the diagonal is wanted."""
@@ -108,9 +108,10 @@ class Scratch:
         """How many queries make a block, where each has a row of so many weights."""
         if device.type == "cpu":
             return max(16, BLOCK_NUMBERS // row)
-        return max(1, self._block_numbers(device) // row)
+        return max(1, self.block_numbers(device) // row)
 
-    def _block_numbers(self, device: torch.device) -> int:
+    def block_numbers(self, device: torch.device) -> int:
+        """How many numbers a block on another device than the CPU may hold."""
         if device not in self._numbers:  # asked once a pass
             self._numbers[device] = devices.block_numbers(device)
         return self._numbers[device]
@@ -186,35 +187,3 @@ def _grouped(
     for a, b, to in products:
         torch.baddbmm(to, a, b, beta=0, alpha=factor, out=to)  # beta 0: what is in the block does not count
     return out.view(batch, heads, rows, columns)
-
-
-def attend_diagonal(
-    inputs: AttentionInputs, scratch: Scratch | None = None
-) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query"]] | None:
-    """The output and each position's weight on itself, at the price of fused attention; None where that is not possible.
-
-    Fused kernels keep `log sum_j exp(score_ij)` of each row, and `alpha_ii = exp(score_ii - that)`: for mixing ratios no
-    weight of another pair has to exist, so the memory of a long sequence stays linear.
-    """
-    query, key, value = inputs.query, inputs.key, inputs.value
-    if (
-        query.device.type != "cpu"
-        or inputs.bias is not None
-        or inputs.softcap is not None
-        or value.shape[-1] != key.shape[-1]
-        or key.shape[2] != query.shape[2]
-        or not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-    ):
-        return None
-    group = query.shape[1] // key.shape[1]
-    key, value = (t.repeat_interleave(group, dim=1) if group > 1 else t for t in (key, value))
-    scratch = Scratch() if scratch is None else scratch
-    causal = inputs.mask is not None and scratch.extent(inputs.mask).causal
-    mask = None if causal or inputs.mask is None else inputs.mask.expand(-1, -1, query.shape[2], -1)
-    output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, causal, attn_mask=mask, scale=inputs.scaling
-    )
-    scores = torch.linalg.vecdot(query.to(log_sum.dtype), key.to(log_sum.dtype)) * inputs.scaling
-    if mask is not None:
-        scores = scores + mask.diagonal(dim1=-2, dim2=-1)
-    return output.transpose(1, 2).contiguous(), (scores - log_sum).exp()

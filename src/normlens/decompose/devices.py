@@ -30,9 +30,13 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def block_numbers(device: torch.device) -> int:
-    """How many numbers a block on this device may hold; off the CPU, where no cache is to be met."""
+    """How many numbers a block on this device may hold; off the CPU, where no cache is to be met.
+
+    A power of two: a little more or less free memory cuts no other blocks.
+    """
     free = free_bytes(device)
-    return max(1 << 20, (_ASSUMED_BYTES if free is None else free) // (4 * _SHARE))
+    most = max(1 << 20, (_ASSUMED_BYTES if free is None else free) // (4 * _SHARE))
+    return 1 << (most.bit_length() - 1)
 
 
 def has_float64(device: torch.device) -> bool:

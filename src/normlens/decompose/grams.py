@@ -12,17 +12,22 @@ squared per position, out of the layer's twelve.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normlens.decompose import devices
 from normlens.decompose.attention import Scratch
 from normlens.decompose.process import run_compiled
 from normlens.decompose.steps import Normalization, Scaling, Step, linear
 
+if TYPE_CHECKING:
+    from normlens.decompose.fused import FusedAttention
+
+#: The weights of pairs, by their sequences, queries and keys.
+WeightsAt = Callable[[Int[Tensor, " pair"], Int[Tensor, " pair"], Int[Tensor, " pair"]], Float[Tensor, "pair head"]]
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `Grams.norms`.
 CANCELLATION = 1 / 200
 #: Numbers of transformed vectors that exist at once on a CPU: they stay in its cache.
@@ -136,7 +141,7 @@ class Grams:
         """The keys from `first` on by PyTorch, some keys of all sequences at a time."""
         (heads, _, model), batch = self._weight.shape, self._values.shape[0]
         device = self._values.device
-        most = CPU_BLOCK_NUMBERS if device.type == "cpu" else devices.block_numbers(device)
+        most = CPU_BLOCK_NUMBERS if device.type == "cpu" else self._scratch.block_numbers(device)
         step = max(1, most // (heads * model * batch))
         for start in range(first, keys, step):
             stop = min(keys, start + step)
@@ -183,8 +188,36 @@ class Grams:
         else:
             lost = _quadratic_norms(weights, self._matrices[:, :keys], self._lengths[:, :keys], here)
         if bool(lost.any()):
-            for steps, norms in zip(self._stages, here, strict=True):
-                _recompute(weights, self._values, self._weight, steps, norms)
+            self._recompute(lambda batch, query, key: weights[batch, :, query, key], here)
+
+    def fused_norms(
+        self,
+        fused: FusedAttention,
+        kernel: Callable[..., Tensor],
+        out: Float[Tensor, "stage batch query key"],
+        mean: Float[Tensor, "batch query key"] | None,
+    ) -> None:
+        """The same by a kernel that makes the weights again (`decompose.quadratic_kernel`), and their mean over heads."""
+        assert not self._compiled, "the kernel reads the matrices as PyTorch lays them out"
+        lost = kernel(fused, self._matrices, self._lengths, CANCELLATION, out, mean)
+        if bool(lost):
+            self._recompute(fused.weights_at, out)
+
+    def _recompute(self, weights_at: WeightsAt, out: Float[Tensor, "stage batch block seen"]) -> None:
+        """Work out the pairs whose digits were lost from their vectors, in float64 on the host: not every device has it."""
+        heads, groups = self._weight.shape[0], self._values.shape[1]
+        kv_head = torch.arange(heads, device=out.device) // (heads // groups)
+        for steps, norms in zip(self._stages, out, strict=True):
+            lost = (norms < 0).nonzero()
+            if not len(lost):
+                continue
+            matrix = self._weight.cpu().double().flatten(0, 1)
+            steps = tuple(step.to(torch.float64, torch.device("cpu")) for step in steps)
+            for pairs in lost.split(256):
+                batch, query, key = pairs.unbind(-1)
+                v = self._values[batch[:, None], kv_head, key[:, None]].cpu().double()
+                parts = (weights_at(batch, query, key).cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
+                norms[batch, query, key] = linear(steps, parts).norm(dim=-1).to(norms)
 
 
 def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -224,25 +257,3 @@ def _quadratic_norms(
     lost: Tensor = square < most.mul_(CANCELLATION)
     out.copy_(square.clamp_min_(0).sqrt_().masked_fill_(lost, -1.0).permute(2, 0, 3, 1))
     return lost
-
-
-def _recompute(
-    weights: Float[Tensor, "batch head block seen"],
-    values: Float[Tensor, "batch kv_head key width"],
-    weight: Float[Tensor, "head width model"],
-    steps: tuple[Step, ...],
-    out: Float[Tensor, "batch block seen"],
-) -> None:
-    """Work out the pairs whose digits were lost from their vectors, in float64 on the host: not every device has it."""
-    lost = (out < 0).nonzero()
-    if not len(lost):
-        return
-    heads = weights.shape[1]
-    kv_head = torch.arange(heads, device=weights.device) // (heads // values.shape[1])
-    matrix = weight.cpu().double().flatten(0, 1)
-    steps = tuple(step.to(torch.float64, torch.device("cpu")) for step in steps)
-    for pairs in lost.split(256):
-        batch, query, key = pairs.unbind(-1)
-        v = values[batch[:, None], kv_head, key[:, None]].cpu().double()
-        parts = (weights[batch, :, query, key].cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
-        out[batch, query, key] = linear(steps, parts).norm(dim=-1).to(out)

@@ -10,6 +10,7 @@ Where a normalization stands in front of the output projection, its denominator 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose import process
-from normlens.decompose.attention import Scratch
+from normlens.decompose import kernel_choice, process
+from normlens.decompose.attention import AttentionInputs, Scratch, attend
+from normlens.decompose.fused import FusedAttention, attend_fused
 from normlens.decompose.grams import Grams, f_norms, repeat_values
 from normlens.decompose.stages import ALL_STAGES, PairRequest, Stage
 from normlens.decompose.steps import Step
@@ -66,6 +68,7 @@ class PairCollector:
         longest = max(queries, keys)
         self._compiled = longest >= process.COMPILED_LENGTH and process.fits_compiled(values)
         self._samples = samples
+        self._scratch = Scratch() if scratch is None else scratch
         self._sampled: dict[int, Tensor] = {}  # a_h of the samples that were met
         self._alpha = values.new_zeros(batch, heads, queries, keys) if request.alpha else None
         self._mean = values.new_zeros(batch, queries, keys) if request.weights else None
@@ -78,10 +81,41 @@ class PairCollector:
         self._steps = steps
         self._norms = values.new_zeros(len(self._distinct), batch, queries, keys)
         self._grams = (
-            Grams(values, weight, self._distinct, self._diagonal, compiled=self._compiled, scratch=scratch)
+            Grams(values, weight, self._distinct, self._diagonal, compiled=self._compiled, scratch=self._scratch)
             if self._distinct
             else None
         )
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "batch query head width"]:
+        """Standard attention; what was asked for is taken from its weights, of which no more exist than it needs."""
+        numbers = inputs.query.shape[:3].numel() * inputs.key.shape[2]
+        if self._request.maps:
+            # A kernel makes the weights of a tile again; where they are asked for themselves, they must exist.
+            made_again = self._grams is not None and not self._request.alpha and self._factor is None
+            made_again = made_again and not self._compiled and self._values.dtype is torch.float32
+            single = made_again and kernel_choice.takes_kernel(inputs, len(self._distinct))
+        else:
+            single = self._scratch.prefers_fused(numbers, inputs.query.device)
+        fused = attend_fused(inputs, self._scratch) if single else None
+        if fused is None:
+            return attend(inputs, self.feed, self._scratch)
+        self._take_fused(fused)
+        return fused.output
+
+    def _take_fused(self, fused: FusedAttention) -> None:
+        """Take single weights of a fused attention; every row of standard attention sums to 1."""
+        if self._diagonal is not None and self._on_self is not None:
+            self._diagonal.copy_(fused.diagonal())
+            torch.mean(self._diagonal, 1, out=self._on_self)
+        if self._totals is not None:
+            self._totals.fill_(1)
+        if self._grams is not None:
+            kernel = importlib.import_module("normlens.decompose.quadratic_kernel").pair_norms
+            self._grams.reach(fused.key.shape[2], fused.query.shape[2])
+            self._grams.fused_norms(fused, kernel, self._norms, self._mean)
+            # The proof is given weights of an ordinary softmax.
+            rows = (fused.row(batch, query)[:, key] for batch, query, key in self._samples)
+            self._sampled = dict(enumerate(row.to(self._values.dtype) for row in rows))
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
@@ -110,15 +144,6 @@ class PairCollector:
             chosen = ((b, q - start, k) for b, q, k in (self._samples[n] for n in met))
             found = torch.stack([weights[batch, :, query, key] for batch, query, key in chosen])
             self._sampled.update(zip(met, found, strict=True))
-
-    def take_diagonal(self, diagonal: Float[Tensor, "batch head query"]) -> None:
-        """Take each position's weight on itself where no pair is wanted; every row of standard attention sums to 1."""
-        assert not self._request.maps, "maps need the weights"
-        if self._diagonal is not None and self._on_self is not None:
-            self._diagonal.copy_(diagonal)
-            self._on_self.copy_(diagonal.mean(1))
-        if self._totals is not None:
-            self._totals.fill_(1)
 
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> PairResults:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
