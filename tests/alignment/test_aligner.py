@@ -30,8 +30,7 @@ def test_every_pair_has_its_line_whatever_it_holds(family: str) -> None:
         assert list(result.source) == source.split() and list(result.target) == target.split()
         assert all(s < len(result.source) and t < len(result.target) for s, t in result.links)
     assert [bool(r.problem) for r in results[:5]] == [False, True, False, True, True]
-    if family != "t5":  # relative positions have no end
-        assert "the model takes" in (results[5].problem or "")
+    assert results[5].problem is None  # beyond the model's length: in windows
     if family != "bart":  # a byte-level tokenizer has subwords for everything
         assert not any(s == 1 for s, _ in results[-1].links)
 

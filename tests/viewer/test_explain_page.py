@@ -355,7 +355,7 @@ def test_edges_that_the_page_does_not_store_are_counted(opened, monkeypatch: pyt
 def test_an_accessibility_checker_finds_nothing(chromium, tmp_path, view, theme) -> None:
     axe = Path(__file__).parents[2] / "src/normlens/viewer/front/node_modules/axe-core/axe.min.js"
     if not axe.exists():
-        pytest.skip("axe-core is not installed: run `npm ci` in src/normlens/viewer/front")
+        pytest.skip("axe-core is not installed: run `npm install` in src/normlens/viewer/front")
     path = save_html(explanation_page(translation()), tmp_path / "page.html")
     context = chromium.new_context(bypass_csp=True, color_scheme=theme)
     page = context.new_page()

@@ -503,7 +503,7 @@ def test_names_and_tables_for_those_who_listen(opened, document) -> None:
 def test_an_accessibility_checker_finds_nothing(chromium, document, tmp_path, view) -> None:
     axe = Path(__file__).parents[2] / "src/normlens/viewer/front/node_modules/axe-core/axe.min.js"
     if not axe.exists():
-        pytest.skip("axe-core is not installed: run `npm ci` in src/normlens/viewer/front")
+        pytest.skip("axe-core is not installed: run `npm install` in src/normlens/viewer/front")
     path = save_html(document, tmp_path / "page.html")
     context = chromium.new_context(
         bypass_csp=True, color_scheme="dark"

@@ -27,6 +27,7 @@ from normlens.alignment.extraction import (
 )
 from normlens.alignment.layer_choice import SETTINGS, Agreement, SavedChoice, Setting
 from normlens.alignment.links import Link, Links, swap
+from normlens.alignment.long_pairs import LONGEST_WINDOW, LongPair, Sizes
 from normlens.alignment.marked_text import MarkedText, ProjectedText
 from normlens.alignment.markup import Markup, read_markup, write_markup
 from normlens.alignment.pair_encoding import EncodedPair, PairFormat
@@ -238,7 +239,7 @@ class Aligner:
 
     def choose_layers(self, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[int, ...]]:
         """Settle the layers on this text; `align` does it on the first pairs it sees."""
-        directions = self._directions(pairs)
+        directions = self._directions([self._first_window(*pair) for pair in pairs])
         for name, (mapper, encoded) in directions.items():
             if isinstance(self.choices.layer, tuple):
                 self.layers[name] = _existing(self.choices.layer, mapper)
@@ -273,6 +274,16 @@ class Aligner:
     def _align_window(self, window: Sequence[tuple[str, str]], given: Sequence[Links] | None) -> Iterator[AlignedPair]:
         if not self.layers:
             self.choose_layers(window)
+        long = {} if given is not None else {i: found for i, pair in enumerate(window) if (found := self._long(*pair))}
+        documents = iter(self._align_documents(list(long.values())))
+        whole = iter(self._align_whole([pair for i, pair in enumerate(window) if i not in long], given))
+        for i in range(len(window)):
+            yield next(documents) if i in long else next(whole)
+
+    def _align_whole(self, window: Sequence[tuple[str, str]], given: Sequence[Links] | None) -> Iterator[AlignedPair]:
+        """Align pairs as they are; one that is too long, or has an empty side, has a problem."""
+        if not window:
+            return
         directions = self._directions(window)
         # Both directions must be able to align a pair: half an alignment would look like a whole one.
         problems = [
@@ -293,6 +304,53 @@ class Aligner:
                 continue
             reverse = maps["reverse"].get(i) if self.reverse is not None else None
             yield self._links(pair, forward, reverse, None if given is None else given[i])
+
+    # ---- pairs beyond the models' length: see `long_pairs` --------------------------------------------------------
+
+    def _long(self, source: str, target: str) -> LongPair | None:
+        """The pair as a document to be cut, if it is too long for a model and every word of it fits."""
+        encoded = [both[1][0] for both in self._directions([(source, target)]).values()]
+        if self.choices.raw or not any(pair.too_long for pair in encoded):
+            return None
+        sides: list[list[tuple[tuple[int, ...], ...]]] = [[], []]
+        fits = [LONGEST_WINDOW, LONGEST_WINDOW]
+        for turned, mapper in enumerate(self._mappers().values()):
+            room, pair = mapper.encoder.room, encoded[turned]
+            for side, text in enumerate((pair.source, pair.target)):
+                sides[side ^ turned].append(text.spans)
+                if room is not None:
+                    fits[side ^ turned] = min(fits[side ^ turned], room[side])
+        words = encoded[0].source.words, encoded[0].target.words
+        sizes = []
+        for side, spans in enumerate(sides):
+            counts = tuple(max(map(len, places)) for places in zip(*spans, strict=True))
+            if max(counts) > fits[side]:
+                return None
+            sizes.append(Sizes(words[side], counts, fits[side]))
+        return LongPair(*sizes)
+
+    def _first_window(self, source: str, target: str) -> tuple[str, str]:
+        """What layers are chosen on: the pair, or of a document its beginning."""
+        document = self._long(source, target)
+        window = None if document is None else document.window
+        return (source, target) if document is None or window is None else document.text_of(window)
+
+    def _align_documents(self, documents: Sequence[LongPair]) -> list[AlignedPair]:
+        """Cut documents by the links of their windows, one window of each at a time, then align all pieces."""
+        while open_ones := [(one, window) for one in documents if (window := one.window) is not None]:
+            texts = [document.text_of(window) for document, window in open_ones]
+            for (document, window), aligned in zip(open_ones, self._align_whole(texts, None), strict=True):
+                document.advance(window, aligned.scores, aligned.certain)
+        pieces = [(document, piece) for document in documents for piece in document.pieces()]
+        for start in range(0, len(pieces), WINDOW):
+            some = pieces[start : start + WINDOW]
+            texts = [document.text_of(piece) for document, piece in some]
+            for (document, piece), aligned in zip(some, self._align_whole(texts, None), strict=True):
+                document.add(piece, aligned.scores, aligned.certain)
+        return [
+            AlignedPair(one.source.words, one.target.words, frozenset(one.scores), frozenset(one.certain), one.scores)
+            for one in documents
+        ]
 
     def _links(
         self, pair: EncodedPair, forward: WordMap | JointMap, reverse: WordMap | JointMap | None, given: Links | None

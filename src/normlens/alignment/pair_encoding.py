@@ -43,6 +43,8 @@ class EncodedPair:
     columns: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
     problem: str | None = None
+    #: Whether the problem is the pair's length alone.
+    too_long: bool = False
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -107,6 +109,17 @@ class PairEncoder:
             _shifted(source_words.spans, len(self.source_start)),
             _shifted(target_words.spans, len(self.decoder_start)),
             problem,
+            too_long=problem is not None and bool(source_words.ids and target_words.ids),
+        )
+
+    @property
+    def room(self) -> tuple[int, int] | None:
+        """How many subwords of a source and of a target fit; None where there is no limit."""
+        if self.limit is None:
+            return None
+        return (
+            self.limit - len(self.source_start) - len(self.source.suffix),
+            self.limit - len(self.decoder_start),
         )
 
     def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
@@ -139,7 +152,16 @@ class PromptEncoder:
         elif self.limit is not None and len(ids) > self.limit:
             problem = f"{len(ids)} subwords, the model takes {self.limit}"
         columns, rows = _shifted(source_words.spans, len(self._before)), _shifted(target_words.spans, start)
-        return PromptedPair(source_words, target_words, ids, ids, columns, rows, problem)
+        too_long = problem is not None and bool(source_words.ids and target_words.ids)
+        return PromptedPair(source_words, target_words, ids, ids, columns, rows, problem, too_long)
+
+    @property
+    def room(self) -> tuple[int, int] | None:
+        """How many subwords of a source and of a target fit: half of the prompt each; None where there is no limit."""
+        if self.limit is None:
+            return None
+        half = (self.limit - len(self._before) - len(self._between) - len(self._after)) // 2
+        return half, half
 
     def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
         """The model's inputs for several pairs."""

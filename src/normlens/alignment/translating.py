@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from normlens.alignment.pair_encoding import PairEncoder, PairFormat
 from normlens.errors import InputError
 from normlens.lens import Lens
+from normlens.text.words import sentence_ends
 
 #: Beams of the search; with no sampling, the same text gives the same translation.
 BEAMS = 4
@@ -24,8 +26,27 @@ class Translator:
         self.lens, self.form, self.batch_tokens = lens, form, batch_tokens
         self.encoder = PairEncoder(lens.model, lens.tokenizer, form)
 
-    def __call__(self, sentences: Sequence[str]) -> list[str]:
-        """One translation per sentence; an empty sentence has an empty one."""
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """One translation per text; an empty text has an empty one, one beyond the model's length goes by sentences."""
+        parts = [self._sentences(text) if self._too_long(text) else [text] for text in texts]
+        found = iter(self._each([sentence for part in parts for sentence in part]))
+        return [" ".join(next(found) for _ in part) for part in parts]
+
+    def _too_long(self, text: str) -> bool:
+        longest = self.encoder.limit
+        return longest is not None and len(text) > longest and self._length(text) > longest
+
+    def _length(self, text: str) -> int:
+        tokenizer: Any = self.lens.tokenizer
+        return len(tokenizer(self._with_prefix(text), truncation=False)["input_ids"])
+
+    def _sentences(self, text: str) -> list[str]:
+        words = text.split(" ")
+        ends = sentence_ends(words)
+        cuts = [0, *ends, *([] if ends and ends[-1] == len(words) else [len(words)])]
+        return [" ".join(words[start:end]) for start, end in pairwise(cuts)]
+
+    def _each(self, sentences: Sequence[str]) -> list[str]:
         found = [""] * len(sentences)
         order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(sentences[i]))
         batch: list[int] = []

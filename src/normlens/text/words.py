@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 #: First and one past the last character.
 Span = tuple[int, int]
@@ -28,6 +29,10 @@ _SINGLE = re.compile(
 )
 #: Vowels that are written before their consonant in Thai and Lao, and begin the syllable.
 _LEADING = frozenset("\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4")
+
+_STOPS = (".", "!", "?", "\u2026", "\u3002", "\uff01", "\uff1f", "\u0964", "\u06d4", "\u061f", "\u104b", "\u17d4")
+_STOPS_IN_ONE = "".join(_STOPS)
+_CLOSERS = "\"'\u2019\u201d\u00bb\u203a)]}\u300d\u300f\uff09"
 
 
 def word_spans(text: str) -> list[Span]:
@@ -53,6 +58,29 @@ def word_spans(text: str) -> list[Span]:
 def spaced_spans(text: str) -> list[Span]:
     """The words between ASCII spaces and tabs, as `segmentation.split_words` has them."""
     return [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
+
+
+def sentence_ends(words: Sequence[str]) -> list[int]:
+    """How many words stand before the end of each sentence: after a full stop and what closes with it.
+
+    A sentence ends with a word that ends in `.`, `!`, `?`, an ellipsis or their likes in other scripts, quotes and brackets
+    that close after it included. An abbreviation is taken for an end as well.
+
+    >>> sentence_ends(["He", "said:", "“", "No", ".", "”", "She", "left."])
+    [6, 8]
+    """
+    found: list[int] = []
+    for place, word in enumerate(words, start=1):
+        bare = word.rstrip(_CLOSERS)
+        after_end = bool(found) and found[-1] == place - 1
+        if not bare and after_end:
+            found[-1] = place
+        elif bare.endswith(_STOPS):
+            if after_end and not bare.strip(_STOPS_IN_ONE):
+                found[-1] = place  # "? !", ". . ."
+            else:
+                found.append(place)
+    return found
 
 
 def _end_of_word(text: str, start: int) -> int:

@@ -22,7 +22,7 @@ for (const target of targets) {
   if (!check) continue;
   const committed = await readFile(target.outfile, "utf8").catch(() => "");
   if (committed !== result.outputFiles[0].text) {
-    console.error(`${target.outfile} differs from what the sources build: run \`npm ci && npm run build\` and commit it.`);
+    console.error(`${target.outfile} differs from what the sources build: run \`npm install && npm run build\` and commit it.`);
     process.exit(1);
   }
 }
