@@ -135,7 +135,8 @@ def test_a_long_document_has_links_everywhere(family: str) -> None:
     long = results[1]
     assert long.problem is None
     assert long.source == tuple(source.split()) and long.target == tuple(target.split())
-    assert len({s for s, _ in long.links}) > 100 and max(t for _, t in long.links) > 0.9 * len(long.target)
+    assert len({s for s, _ in long.links}) > 100
+    assert max(max(s / len(long.source), t / len(long.target)) for s, t in long.links) > 0.9  # a side is used up
     document = aligner._long(source, target)
     assert document is not None
     aligner._align_documents([document])

@@ -105,6 +105,7 @@ class RemotePath:
         return [self / name for name in sorted(self._names(recursive=True))]
 
     def _names(self, *, recursive: bool) -> list[str]:
+        arrow("an address")
         from pyarrow.fs import FileSelector, FileType
 
         system, path = self._there()
@@ -176,10 +177,19 @@ def _reachable(path: RemotePath) -> Iterator[None]:
         raise OSError(f"{path.url} cannot be reached: {reason}") from error
 
 
+def arrow(what: str) -> Any:
+    """pyarrow, which is 170 MB and needed for corpora alone."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise InputError(f"{what} needs pyarrow, which is not installed: pip install 'normlens[corpus]'") from error
+    return pyarrow
+
+
 @cache
 def _file_system(scheme: str, authority: str) -> Any:
     """The file system of a kind of address, one per process."""
-    import pyarrow as pa
+    pa = arrow("an address")
     from pyarrow import fs
 
     try:

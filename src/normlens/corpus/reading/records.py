@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from normlens.corpus.reading.plain_pickle import load_plain_pickle
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath
+from normlens.files.remote import AnyPath, RemotePath, arrow
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "dataset", "pickle")
 
@@ -170,8 +170,7 @@ def open_binary(path: AnyPath) -> io.BufferedIOBase:
         case ".xz":
             return lzma.open(_source(path))
         case ".zst":
-            import pyarrow as pa
-
+            pa = arrow("a file compressed by zstd")
             raw = path.open() if isinstance(path, RemotePath) else pa.OSFile(str(path))
             return io.BufferedReader(pa.CompressedInputStream(raw, "zstd"))
     if isinstance(path, RemotePath):
@@ -352,6 +351,7 @@ def _parquet(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
 
 def open_parquet(path: AnyPath) -> Any:
     """A Parquet file; one that is damaged raises one of `parquet_errors`."""
+    arrow("a Parquet file")
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(_source(path))
@@ -359,9 +359,7 @@ def open_parquet(path: AnyPath) -> Any:
 
 def parquet_errors() -> tuple[type[Exception], ...]:
     """What reading a damaged Parquet file raises."""
-    import pyarrow as pa
-
-    return pa.ArrowException, OSError, ValueError, TypeError, MemoryError
+    return arrow("a Parquet file").ArrowException, OSError, ValueError, TypeError, MemoryError
 
 
 def _dataset(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:

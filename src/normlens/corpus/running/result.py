@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pyarrow import ArrowException
 
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, path_of
+from normlens.files.remote import AnyPath, RemotePath, arrow, path_of
 from normlens.files.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
@@ -189,9 +188,10 @@ class CorpusResult:
             raise InputError(f"a run lists its tables: {self.folder / MANIFEST} has no {name}; run it again")
         if file_digest(path) != self.manifest["files"][name]:
             raise InputError(f"a table must be as the run wrote it: {path} was changed or damaged; run it again")
+        broken = arrow("a table of a corpus").ArrowException
         try:
             return pd.read_parquet(io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path)
-        except (OSError, ValueError, ArrowException) as error:
+        except (OSError, ValueError, broken) as error:
             raise InputError(f"a table must be a Parquet file: {path} is not ({_first_line(error)})") from error
 
 

@@ -29,7 +29,7 @@ from normlens.corpus.running.shard_worker import Assignment, part_name, write_pa
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
 from normlens.corpus.running.tables import tables_of
 from normlens.errors import InputError, NormlensError
-from normlens.files.remote import AnyPath
+from normlens.files.remote import AnyPath, arrow
 from normlens.files.seals import file_digest, write_sealed_json
 from normlens.files.writing import only_user
 from normlens.provenance import versions
@@ -107,6 +107,7 @@ def open_reader(lens: Lens, corpus: Corpus, parallel: Parallel = map) -> CorpusR
 @contextmanager
 def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) -> Iterator[RunFolder]:
     """An output folder for one run alone, refused before anything is written where that would cost somebody a file."""
+    arrow("a corpus, whose tables are Parquet files,")
     folder = RunFolder(out)
     folder.check(inputs, overwrite=overwrite)
     with only_user(out, "run"):
