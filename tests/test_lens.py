@@ -18,7 +18,6 @@ from torch import nn
 import normlens.anatomy.interface as interface
 import normlens.decompose.attention as attending
 from normlens import Analysis, Lens
-from normlens.decompose import block as blocks
 from normlens.decompose import process
 from normlens.errors import DecompositionError, NormlensError
 from normlens.measures import BLOCK_MAPS, MAPS, MEASURES, WITH_RESIDUAL
@@ -194,7 +193,6 @@ def test_a_map_alone_equals_the_same_map_among_all(
     if compiled:
         pytest.importorskip("numba", reason="compiled loops come with the extra 'fast'")
     monkeypatch.setattr(process, "COMPILED_LENGTH", 1 if compiled else 10**9)
-    monkeypatch.setattr(blocks, "WHOLE_POSITIONS", 0)
     lens, inputs = lens_of(family), tiny.batch(family, lengths=(9, 5))
     full, alone = lens.analyze_inputs(inputs), lens.analyze_inputs(inputs, measures=[name])
     for whole, part in zip(full, alone, strict=True):

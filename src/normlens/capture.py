@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, Kind, LayerEnd, Place, Site
+from normlens.anatomy.description import Anatomy, Gate, Kind, Place, Site
 from normlens.anatomy.follow import AttentionProduct
 from normlens.anatomy.interface import (
     AttentionCall,
@@ -29,7 +29,7 @@ from normlens.anatomy.interface import (
 )
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
-from normlens.anatomy.weights import FeedForwardWeights, SiteWeights, WeightCache
+from normlens.anatomy.weights import WeightCache
 from normlens.decompose.attention import Scratch, attend
 from normlens.decompose.block import Block, BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
@@ -43,7 +43,7 @@ from normlens.errors import AnatomyError, InputError
 from normlens.inputs import fresh, rows_of
 from normlens.measures import SiteValues, measure, same_but_diagonal
 from normlens.proof import Subject, pick_pairs, prove, prove_end, prove_layer, prove_shares, prove_weights
-from normlens.request import Request
+from normlens.request import Request, SitePlan
 from normlens.word_level import measure_words
 
 
@@ -141,13 +141,7 @@ def capture(
         )
     # Before any hook is set: some projections are asked what they do to unit vectors.
     with in_full_precision(model):
-        prepared = {id(site): weights.prepare(site, request.dtype) for site in request.sites}
-        fed = {
-            id(site): weights.feed_forward(found, request.dtype)
-            for site in request.sites
-            if (found := request.feed_forward_of(site)) is not None
-        }
-    run = _Pass(model, anatomy, request, positions, prepared, fed, take, inputs)
+        run = _Pass(model, anatomy, request, positions, weights, take, inputs)
     with answering(model, run.attention), ExitStack() as hooks:
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
@@ -191,11 +185,10 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
 class _Pending:
     """What has been seen of a site so far."""
 
-    def __init__(self, site: Site, weights: SiteWeights, fed: FeedForwardWeights | None, request: Request) -> None:
-        self.site = site
-        self.end = site.end if request.looks_past(site) and isinstance(site.end, LayerEnd) else None
-        self.fed, self.feed_forward = fed, request.feed_forward_of(site)
-        self.weights = weights
+    def __init__(self, site: Site, plan: SitePlan, weights: WeightCache, dtype: torch.dtype) -> None:
+        self.site, self.plan = site, plan
+        self.weights = weights.prepare(site, dtype)
+        self.fed = None if plan.feed_forward is None else weights.feed_forward(plan.feed_forward, dtype)
         self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
         self.values: Tensor | None = None
         self.pairs: PairResults | None = None
@@ -205,9 +198,9 @@ class _Pending:
         self.tensors: dict[Place, Tensor] = {}
         self.dtypes: set[torch.dtype] = set()  # in which the model computed what was seen
         gates = (step.place for step in site.inner if isinstance(step, Gate))
-        later = () if self.end is None else (self.end.total, self.end.normalized)
+        later = () if plan.end is None else (plan.end.total, plan.end.normalized)
         perhaps = (site.residual, site.normalized, site.stream_weights, *later)
-        inside = () if self.feed_forward is None else (*self.feed_forward.places, self.feed_forward.output)
+        inside = () if plan.feed_forward is None else (*plan.feed_forward.places, plan.feed_forward.output)
         always = (site.projected, site.total, site.x, *site.others, *gates)
         self.places = frozenset((*inside, *always, *filter(None, perhaps)))
 
@@ -226,8 +219,7 @@ class _Pass:
         anatomy: Anatomy,
         request: Request,
         positions: Positions,
-        prepared: Mapping[int, SiteWeights],
-        fed: Mapping[int, FeedForwardWeights],
+        weights: WeightCache,
         take: Take,
         inputs: Mapping[str, Any],
     ) -> None:
@@ -239,9 +231,9 @@ class _Pass:
         self._in_full = partial(in_full_precision, model)
         self._thread = threading.get_ident()
         self.pending = {
-            n: _Pending(site, prepared[id(site)], fed.get(id(site)), request)
+            n: _Pending(site, request.plans[id(site)], weights, request.dtype)
             for n, site in enumerate(anatomy.sites)
-            if id(site) in prepared
+            if id(site) in request.plans
         }
         self._attentions = 0
         self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
@@ -381,9 +373,9 @@ class _Pass:
             found = found.repeated(max(1, len(pending.site.groups)))
             factor, pending.gate = found.by_query_and_head.transpose(1, 2), found.gate
         if factor is not None and pending.gate is not None:
-            request, samples = self._request.pairs_of(pending.site), self._samples(pending, alpha.shape[2])
+            samples, weights = self._samples(pending, alpha.shape[2]), pending.weights
             pending.pairs = gated_pairs(
-                alpha, factor, by_head, pending.weights.weight, pending.weights.steps, pending.gate, request, samples
+                alpha, factor, by_head, weights.weight, weights.steps, pending.gate, pending.plan.pairs, samples
             )
             return
         collector = self._collector(pending, alpha.shape[2], factor)
@@ -408,7 +400,7 @@ class _Pass:
             queries,
             pending.weights.weight,
             pending.weights.steps,
-            self._request.pairs_of(pending.site),
+            pending.plan.pairs,
             self._samples(pending, queries),
             factor,
             self._scratch,
@@ -448,7 +440,7 @@ class _Pass:
         tensors = block_tensors(pending, request.dtype)
         block = Block(tensors)
         query_mask, key_mask = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
-        measures, mixing = request.of_site(site)
+        measures, mixing = pending.plan.measures, pending.plan.mixing
         found = measure(block, measures, mixing)
         small = [*found.mixing.values(), *found.residual.values()]
         subject = self._subject(pending)
@@ -542,7 +534,7 @@ def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
 
 def _end_tensors(pending: _Pending, seen: Mapping[Place, Tensor], residual: Tensor) -> EndTensors | None:
     """What follows the attention block, where a measure looks so far."""
-    site, end, found, fed = pending.site, pending.end, pending.feed_forward, pending.fed
+    site, end, found, fed = pending.site, pending.plan.end, pending.plan.feed_forward, pending.fed
     if end is None:
         return None
     inside: FeedForwardTensors | None = None

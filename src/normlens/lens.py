@@ -204,6 +204,9 @@ class Lens:
     def identity(self) -> dict[str, Any]:
         """What identifies the model in a record: name, class, family, revision, content hash, dtype."""
         self.refresh()
+        return self._description()
+
+    def _description(self) -> dict[str, Any]:
         if self._described is None:
             self._described = describe_model(self.model, self._name, self.family)
         return deepcopy(self._described)
@@ -316,7 +319,7 @@ class Lens:
             chosen = order[start : start + batch_size]
             rows = [encoded[i] for i in chosen]
             alone = progress if len(order) <= batch_size else None
-            made = self._analyze_rows(self._padded(rows), rows, asked, alone)
+            made = self._analyze_rows(self._padded(rows), rows, asked, alone, refreshed=start == 0)
             found.update(zip(chosen, made, strict=True))
             if progress is not None and alone is None:
                 progress(min(start + batch_size, len(order)), len(order))
@@ -603,20 +606,32 @@ class Lens:
         """
         with one_pass_at_a_time(self._body, reader):
             self.refresh()
-            positions = Positions.of(inputs, self._two_sided, words)
-            kind = (prepared, *self.kind_of(inputs))
-            anatomy = self._anatomy_for(inputs)
-            arguments = (self._body, anatomy, inputs, request, positions, self._weights, take)
-            if kind in self._compared:
-                capture(*arguments)
-                return
-            with outputs_around(self._body, anatomy) as own:
-                self.call(inputs, prepared=prepared)
-            with outputs_around(self._body, anatomy) as captured:
-                capture(*arguments)
-            rounding = coarsest([next(self._body.parameters()).dtype, request.dtype], self._body)
-            subject = Subject(self.family, "output", type(self._body).__name__, rounding)
-            self._compared[kind] = check_output(captured, own, positions.last, subject)
+            self._run(inputs, self._anatomy_for(inputs), request, take, prepared, words)
+
+    def _run(
+        self,
+        inputs: Mapping[str, Any],
+        anatomy: Anatomy,
+        request: Request,
+        take: Take,
+        prepared: bool,
+        words: RowWords | None,
+    ) -> float:
+        """The pass itself; returns how far its kind's outputs were from the user's own when they were compared."""
+        positions = Positions.of(inputs, self._two_sided, words)
+        kind = (prepared, *self.kind_of(inputs))
+        arguments = (self._body, anatomy, inputs, request, positions, self._weights, take)
+        if kind in self._compared:
+            capture(*arguments)
+            return self._compared[kind]
+        with outputs_around(self._body, anatomy) as own:
+            self.call(inputs, prepared=prepared)
+        with outputs_around(self._body, anatomy) as captured:
+            capture(*arguments)
+        rounding = coarsest([next(self._body.parameters()).dtype, request.dtype], self._body)
+        subject = Subject(self.family, "output", type(self._body).__name__, rounding)
+        self._compared[kind] = check_output(captured, own, positions.last, subject)
+        return self._compared[kind]
 
     def call(self, inputs: Mapping[str, Any], *, prepared: bool = False) -> Any:
         """Run the model as its user would; inputs on which it fails are the user's to mend.
@@ -655,10 +670,13 @@ class Lens:
         rows: Sequence[EncodedText] | None,
         asked: dict[str, Any],
         progress: Callable[[int, int], None] | None = None,
+        *,
+        refreshed: bool = False,
     ) -> list[Analysis]:
         """One analysis per row; what was kept from earlier passes is rebuilt once before anything is refused."""
         with one_pass_at_a_time(self._body):
-            self.refresh()
+            if not refreshed:
+                self.refresh()
             kept = bool(self._anatomies)
             try:
                 return self._analyze_once(inputs, rows, asked, progress)
@@ -702,11 +720,10 @@ class Lens:
                 for kind in anatomy.kinds
             }
         prepared = rows is None
-        self.run(inputs, request, take, prepared=prepared, words=words)
+        error = self._run(inputs, anatomy, request, take, prepared, words)
         if rows is None:
             rows = [self._labels(inputs, builder.masks, row) for row in range(count)]
-        by_word, error = request.words is not None, self._compared[(prepared, *self.kind_of(inputs))]
-        identity = self.identity
+        by_word, identity = request.words is not None, self._description()
         records = (
             {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
         )

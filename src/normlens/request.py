@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +23,35 @@ _BY_TOKEN = ("alti", "value_zeroing", "ff_n", "ffres_n", "ffresln_n")
 
 
 @dataclass(frozen=True)
+class SitePlan:
+    """What is asked of one site: a layer that goes on with another attention has nothing past its block."""
+
+    measures: tuple[str, ...]
+    mixing: tuple[str, ...]
+    pairs: PairRequest  # what these need of the site's pairs
+    end: LayerEnd | None  # how the layer ends, where something looks past the attention block
+    feed_forward: FeedForward | None  # where something looks into it
+
+    @classmethod
+    def of(cls, site: Site, measures: Sequence[str], mixing: Sequence[str], by_word: bool) -> SitePlan:
+        """Of these measures and ratios, those that the site has."""
+        end = site.end if isinstance(site.end, LayerEnd) else None
+        names, ratios = (
+            tuple(name for name in some if end is not None or MEASURES[name].reach == "block")
+            for some in (measures, mixing)
+        )
+        pairs, reach = needed(names, ratios, by_word), {MEASURES[name].reach for name in (*names, *ratios)}
+        fed = end.feed_forward if end is not None and "feed_forward" in reach else None
+        return cls(
+            names,
+            ratios,
+            replace(pairs, own=False) if site.kind == "cross" else pairs,  # there no key is the query's own
+            end if reach - {"block"} else None,
+            fed if isinstance(fed, FeedForward) else None,
+        )
+
+
+@dataclass(frozen=True)
 class Request:
     """Which measures of which sites, and how they are computed."""
 
@@ -31,8 +60,7 @@ class Request:
     sites: tuple[Site, ...]
     words: WordMode | None
     dtype: torch.dtype
-    pairs: PairRequest  # what these measures need of each site's pairs
-    at_block: PairRequest  # the same for sites whose layer goes on with another attention
+    plans: Mapping[int, SitePlan]  # by the identity of the site
     record: dict[str, Any]  # as it was asked for, for the provenance
 
     @classmethod
@@ -79,15 +107,13 @@ class Request:
         mixed = tuple(name for name in MAPS if name in ratios)
         chosen = _chosen_sites(anatomy, layers, sites)
         _check_reach(anatomy, chosen, (*names, *mixed))
-        here, ratios_here = (tuple(n for n in some if MEASURES[n].reach == "block") for some in (names, mixed))
         return cls(
             measures=names,
             mixing=mixed,
             sites=chosen,
             words=words,
             dtype=torch.float64 if precision == "float64" else torch.float32,
-            pairs=needed(names, mixed, by_word=words is not None),
-            at_block=needed(here, ratios_here, by_word=words is not None),
+            plans={id(site): SitePlan.of(site, names, mixed, words is not None) for site in chosen},
             record={
                 "measures": list(names),
                 "mixing": list(mixed),
@@ -96,32 +122,6 @@ class Request:
                 "precision": precision,
             },
         )
-
-    def of_site(self, site: Site) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The measures and the mixing ratios of one site: a layer that goes on with another attention has no others."""
-        measures, mixing = (
-            tuple(name for name in names if _reached(site, name)) for names in (self.measures, self.mixing)
-        )
-        return measures, mixing
-
-    def pairs_of(self, site: Site) -> PairRequest:
-        """What is needed of one site's pairs; in cross-attention no key is the query's own."""
-        pairs = self.pairs if isinstance(site.end, LayerEnd) else self.at_block
-        return replace(pairs, own=False) if site.kind == "cross" else pairs
-
-    def looks_past(self, site: Site) -> bool:
-        """Whether something is asked of the site that lies after its attention block."""
-        return any(MEASURES[name].reach != "block" for names in self.of_site(site) for name in names)
-
-    def feed_forward_of(self, site: Site) -> FeedForward | None:
-        """The site's feed-forward block, where something is asked of it."""
-        asked = any(MEASURES[name].reach == "feed_forward" for names in self.of_site(site) for name in names)
-        found = site.end.feed_forward if asked and isinstance(site.end, LayerEnd) else None
-        return found if isinstance(found, FeedForward) else None
-
-
-def _reached(site: Site, name: str) -> bool:
-    return MEASURES[name].reach == "block" or isinstance(site.end, LayerEnd)
 
 
 def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:

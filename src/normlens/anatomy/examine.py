@@ -77,7 +77,8 @@ def few_tokens(model: nn.Module) -> dict[str, Tensor]:
             "give it inputs of its own with `analyze_inputs`"
         )
     source, target = _lengths(model)
-    ordinary = [i for i in range(size) if i not in _special_ids(config)][-2 * source :]
+    special = _special_ids(config)
+    ordinary = [i for i in range(size) if i not in special][-2 * source :]
     device = next(model.parameters()).device
     inputs = {"input_ids": torch.tensor([ordinary[:source]], device=device)}
     if is_encoder_decoder(model):

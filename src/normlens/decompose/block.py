@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 #: Random directions along which the proof compares vectors. The squared share of an error that they show is distributed
 #: as chi-squared over its 8 degrees of freedom: that less than a hundredth of it shows has a chance of 1e-15.
 DIRECTIONS = 8
-#: Up to this many positions the attention output is rebuilt whole; above, it is compared along random directions.
-WHOLE_POSITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class BlockTensors:
     normalized: Float[Tensor, "batch query model"] | None
     x: Float[Tensor, "batch key input"]  # as wide as the model, except where something is laid beside it (Zamba)
     self_attends: bool  # False for cross-attention, where no key is the query
-    #: Of the output projection, for many positions; None: the attention output is rebuilt whole.
+    #: Of the output projection; None: the attention output is rebuilt whole.
     output_check: RandomCheck | None = None
     #: Finds keys that are mixed up in weights and values alike; None where the values are no affine function of x.
     value_check: RandomCheck | None = None
@@ -348,21 +346,13 @@ class Block:
         stacked: Tensor = torch.stack(found).unflatten(0, (-1, 2))
         return stacked
 
-    @property
-    def _along_directions(self) -> bool:
-        """Whether the attention output is compared along random directions.
-
-        Rebuilding it whole costs one more product of the model's width squared. For many positions the difference is
-        seen along directions instead, where it has its size on average; an error that hides from them at every position
-        does not exist in practice.
+    def _attention_gap(self) -> list[Float[Tensor, "batch query"]]:
+        """Along random directions, where the difference has its size on average: rebuilding the attention output whole
+        would cost one more product of the model's width squared.
         """
         t = self.tensors
-        return t.output_check is not None and t.projected.shape[0] * t.projected.shape[1] > WHOLE_POSITIONS
-
-    def _attention_gap(self) -> list[Float[Tensor, "batch query"]]:
-        t = self.tensors
         mixed = t.pairs.mixed.flatten(2)
-        if self._along_directions and t.output_check is not None:
+        if t.output_check is not None:
             return [t.output_check.gaps(mixed, t.projected)[0], t.projected.norm(dim=-1)]
         summed = mixed @ t.weight.flatten(0, 1)
         return _sizes(summed if t.bias is None else summed + t.bias, t.projected)
@@ -404,8 +394,6 @@ class Block:
             out=out.flatten(1),
         )
         gaps = out[: 2 * len(self.stages)].sqrt().unflatten(0, (-1, 2))
-        if not self._along_directions:
-            gaps[0] = torch.stack(self._attention_gap())
         norms = out[rows.CONTEXT : rows.NORMALIZED_OWN + 1].sqrt()
         context, own, with_residual, normalized_context, normalized_own = norms.unbind(0)
         return _PerQuery(

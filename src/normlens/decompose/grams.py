@@ -88,14 +88,17 @@ class Grams:
             self._matrices = values.new_empty(count, batch, heads, heads, keys)
             self._lengths = values.new_empty(count, batch, heads, keys)  # ‖f_h(x_j)‖ at each stage
         else:
-            self._matrices = values.new_empty(batch, keys, count, heads, heads)
-            self._lengths = values.new_empty(batch, keys, count, heads)
+            self._matrices = values.new_empty(keys * batch, count, heads, heads)
+            self._lengths = values.new_empty(keys * batch, count, heads)
         self.own = None if diagonal is None else values.new_empty(batch, keys, model)
         self.late = 0
 
     def lengths(self, stage: int) -> Float[Tensor, "batch head key"]:
         """`‖f_h(x_j)‖` at a stage, for the keys that were reached."""
-        return self._lengths[stage] if self._compiled else self._lengths[:, :, stage].mT
+        if self._compiled:
+            return self._lengths[stage]
+        by_key: Tensor = self._lengths[:, stage].unflatten(0, (-1, self._values.shape[0]))  # key batch head
+        return by_key.permute(1, 2, 0)
 
     def reach(self, keys: int, known: int) -> None:
         """Work out the keys before `keys`; the diagonal is known for the positions before `known`."""
@@ -138,24 +141,27 @@ class Grams:
             )
 
     def _build(self, first: int, keys: int, owned: int) -> None:
-        """The keys from `first` on by PyTorch, some keys of all sequences at a time."""
+        """The keys from `first` on by PyTorch, some keys of all sequences at a time: a row is a key of one sequence."""
         (heads, _, model), batch = self._weight.shape, self._values.shape[0]
         device = self._values.device
         most = CPU_BLOCK_NUMBERS if device.type == "cpu" else self._scratch.block_numbers(device)
         step = max(1, most // (heads * model * batch))
         for start in range(first, keys, step):
             stop = min(keys, start + step)
-            rows = repeat_values(self._values[:, :, start:stop], heads).transpose(0, 1).flatten(1, 2)  # head row width
-            f = torch.bmm(rows, self._weight).unflatten(1, (batch, stop - start))  # head batch key model
+            values = repeat_values(self._values[:, :, start:stop], heads).permute(1, 2, 0, 3).flatten(1, 2)
+            f = torch.bmm(values, self._weight)  # head row model
+            rows = slice(start * batch, stop * batch)
             for n, steps in enumerate(self._stages):
-                vectors = linear(steps, f).permute(1, 2, 0, 3)  # batch key head model
-                self._matrices[:, start:stop, n] = vectors @ vectors.mT
+                vectors = linear(steps, f).transpose(0, 1)
+                self._matrices[rows, n] = torch.bmm(vectors, vectors.mT)
             mine = min(owned, stop) - start  # leading keys whose weight on themselves is known
             if mine > 0 and self.own is not None and self._diagonal is not None:
-                weights = self._diagonal[:, :, start : start + mine]
-                self.own[:, start : start + mine] = torch.einsum("bhk,hbkd->bkd", weights, f[:, :, :mine])
-        squares = self._matrices[:, first:keys].diagonal(dim1=-2, dim2=-1)
-        torch.sqrt(squares.clamp_min(0), out=self._lengths[:, first:keys])
+                weights = self._diagonal[:, :, start : start + mine].permute(2, 0, 1).reshape(-1, 1, heads)
+                own = torch.bmm(weights, f[:, : mine * batch].transpose(0, 1))
+                self.own[:, start : start + mine] = own.view(mine, batch, model).transpose(0, 1)
+        rows = slice(first * batch, keys * batch)
+        squares = self._matrices[rows].diagonal(dim1=-2, dim2=-1)
+        torch.sqrt(squares.clamp_min(0), out=self._lengths[rows])
 
     def norms(
         self,
@@ -186,7 +192,8 @@ class Grams:
                 lost=lost,
             )
         else:
-            lost = _quadratic_norms(weights, self._matrices[:, :keys], self._lengths[:, :keys], here)
+            seen = keys * batch
+            lost = _quadratic_norms(weights, self._matrices[:seen], self._lengths[:seen], here)
         if bool(lost.any()):
             self._recompute(lambda batch, query, key: weights[batch, :, query, key], here)
 
@@ -244,16 +251,17 @@ def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Te
 
 def _quadratic_norms(
     weights: Float[Tensor, "batch head block seen"],
-    matrices: Float[Tensor, "batch seen stage head head"],
-    lengths: Float[Tensor, "batch seen stage head"],
+    matrices: Float[Tensor, "row stage head head"],
+    lengths: Float[Tensor, "row stage head"],
     out: Float[Tensor, "stage batch block seen"],
-) -> Bool[Tensor, "batch seen stage block"]:
+) -> Bool[Tensor, "row stage block"]:
     """The same as the compiled loop, for every device and all stages at once; lost pairs become -1 and are returned."""
-    by_key = weights.permute(0, 3, 1, 2).contiguous()  # batch key head query
-    stages, heads = lengths.shape[2:]
-    forms = (matrices.flatten(2, 3) @ by_key).unflatten(2, (stages, heads))
-    square = forms.mul_(by_key.unsqueeze(2)).sum(3)  # batch key stage query
-    most = (lengths @ by_key.abs()).square_()
+    batch, heads, queries, keys = weights.shape
+    by_row = weights.permute(3, 0, 1, 2).reshape(keys * batch, heads, queries)
+    forms = torch.bmm(matrices.flatten(1, 2), by_row).view(keys * batch, -1, heads, queries)
+    square = forms.mul_(by_row.unsqueeze(1)).sum(2)  # row stage query
+    most = torch.bmm(lengths, by_row.abs()).square_()
     lost: Tensor = square < most.mul_(CANCELLATION)
-    out.copy_(square.clamp_min_(0).sqrt_().masked_fill_(lost, -1.0).permute(2, 0, 3, 1))
+    norms = square.clamp_min_(0).sqrt_().masked_fill_(lost, -1.0)
+    out.copy_(norms.view(keys, batch, -1, queries).permute(2, 1, 3, 0))
     return lost

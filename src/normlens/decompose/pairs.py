@@ -20,6 +20,7 @@ from torch import Tensor
 
 from normlens.decompose import kernel_choice, process
 from normlens.decompose.attention import AttentionInputs, Scratch, attend
+from normlens.decompose.devices import picked
 from normlens.decompose.fused import FusedAttention, attend_fused
 from normlens.decompose.grams import Grams, f_norms, repeat_values
 from normlens.decompose.stages import ALL_STAGES, PairRequest, Stage
@@ -69,7 +70,7 @@ class PairCollector:
         self._compiled = longest >= process.COMPILED_LENGTH and process.fits_compiled(values)
         self._samples = samples
         self._scratch = Scratch() if scratch is None else scratch
-        self._sampled: dict[int, Tensor] = {}  # a_h of the samples that were met
+        self._sampled: list[tuple[list[int], Tensor]] = []  # the samples that a block met, and their a_h
         self._alpha = values.new_zeros(batch, heads, queries, keys) if request.alpha else None
         self._mean = values.new_zeros(batch, queries, keys) if request.weights else None
         self._totals = values.new_empty(batch, queries) if request.totals else None
@@ -115,7 +116,8 @@ class PairCollector:
             self._grams.fused_norms(fused, kernel, self._norms, self._mean)
             # The proof is given weights of an ordinary softmax.
             rows = (fused.row(batch, query)[:, key] for batch, query, key in self._samples)
-            self._sampled = dict(enumerate(row.to(self._values.dtype) for row in rows))
+            found = torch.stack([row.to(self._values.dtype) for row in rows])
+            self._sampled.append(([*range(len(self._samples))], found))
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
@@ -141,9 +143,8 @@ class PairCollector:
             self._grams.norms(weights, start, self._norms)
         met = [n for n, (_, query, key) in enumerate(self._samples) if start <= query < stop and key < keys]
         if met:
-            chosen = ((b, q - start, k) for b, q, k in (self._samples[n] for n in met))
-            found = torch.stack([weights[batch, :, query, key] for batch, query, key in chosen])
-            self._sampled.update(zip(met, found, strict=True))
+            chosen = [(b, q - start, k) for b, q, k in (self._samples[n] for n in met)]
+            self._sampled.append((met, picked([weights.movedim(1, -1)], *zip(*chosen, strict=True))[0]))
 
     def result(self, mixed: Float[Tensor, "batch query head width"]) -> PairResults:
         """All that was kept; `mixed` is the sum of the weighted values, which attention computed from the same weights."""
@@ -170,9 +171,14 @@ class PairCollector:
         return self._grams.lengths(self._distinct.index(()))
 
     def _sampled_weights(self) -> Float[Tensor, "pair head"]:
-        none = self._values.new_zeros(self._weight.shape[0]) if len(self._sampled) < len(self._samples) else None
-        found = [self._sampled.get(n, none) for n in range(len(self._samples))]
-        return torch.stack([row for row in found if row is not None]) if found else self._values.new_zeros(0, 1)
+        """In the order of the samples; a query gives nothing to a key that no block showed it."""
+        if len(self._sampled) == 1 and len(self._sampled[0][0]) == len(self._samples):
+            return self._sampled[0][1]
+        found = self._values.new_zeros(len(self._samples), self._weight.shape[0])
+        for met, rows in self._sampled:
+            for n, row in zip(met, rows, strict=True):
+                found[n] = row
+        return found
 
     def _own(self) -> Float[Tensor, "batch query model"] | None:
         """What each position gives itself; those whose vectors were not at hand are projected anew."""
