@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from normlens.corpus.running.run import Progress
     from normlens.explanation import Explanation
 
-Found = TypeVar("Found")
+#: Requests that are kept; after so many different ones, all are forgotten.
+_REQUESTS = 32
 
 
 class AnalyzeOptions(TypedDict, total=False):
@@ -139,6 +140,7 @@ class Lens:
         # What is known of the model, good for its present state alone.
         self._anatomies: dict[Deciding, Anatomy] = {}  # by the inputs that change what runs
         self._weights = WeightCache()
+        self._requests: dict[tuple[int, str], Request] = {}  # by anatomy, and what was asked
         self._described: dict[str, Any] | None = None
         self._compared: dict[tuple[Any, ...], float] = {}  # kind of input -> difference of the outputs
 
@@ -188,6 +190,7 @@ class Lens:
 
     def _forget(self) -> None:
         self._anatomies.clear()
+        self._requests.clear()
         self._weights.clear()
         self._compared.clear()
         self._described = None
@@ -199,6 +202,15 @@ class Lens:
             with one_pass_at_a_time(self._body):
                 self._anatomies[known] = examine(self._body, reading_inputs(self._body, inputs))
         return self._anatomies[known]
+
+    def _request(self, anatomy: Anatomy, asked: Mapping[str, Any]) -> Request:
+        """What was asked, checked against the anatomy; people ask for the same again and again."""
+        key = (id(anatomy), repr(asked))
+        if key not in self._requests:
+            if len(self._requests) >= _REQUESTS:
+                self._requests.clear()
+            self._requests[key] = Request.of(anatomy, **asked)
+        return self._requests[key]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -303,14 +315,8 @@ class Lens:
         if batch_size < 1:
             raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
         single, items = as_lists(text, pair, target, pretokenized)
-        asked: dict[str, Any] = {
-            "measures": measures,
-            "mixing": mixing,
-            "layers": layers,
-            "words": words,
-            "precision": precision,
-        }
-        request = Request.of(self.anatomy, **asked)
+        asked = _asked(measures, mixing, layers, words, precision)
+        request = self._request(self.anatomy, asked)
         encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
         check_fits(request, [sequence.lengths for sequence in encoded], batch_size)
         found: dict[int, Analysis] = {}
@@ -566,7 +572,7 @@ class Lens:
         precision: Precision = "float32",
     ) -> list[Analysis]:
         """Analyse tensors that you prepared yourself: one `Analysis` per row."""
-        asked = {"measures": measures, "mixing": mixing, "layers": layers, "precision": precision}
+        asked = _asked(measures, mixing, layers, None, precision)
         return self._analyze_rows(checked_inputs(self._body, inputs), None, asked)
 
     def stream_inputs(
@@ -701,7 +707,7 @@ class Lens:
         progress: Callable[[int, int], None] | None,
     ) -> list[Analysis]:
         anatomy = self._anatomy_for(inputs)
-        request = Request.of(anatomy, **asked)
+        request = self._request(anatomy, asked)
         count = len(rows) if rows is not None else rows_of(inputs)
         builder = AnalysisBuilder(count)
         done = 0
@@ -748,3 +754,16 @@ class Lens:
             queries, keys = masks["cross"]
             return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
         return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
+
+
+def _asked(
+    measures: Iterable[str] | None,
+    mixing: Iterable[str] | None,
+    layers: Iterable[int] | None,
+    words: WordMode | None,
+    precision: Precision,
+) -> dict[str, Any]:
+    """What a user asked for, as plain lists: it is read more than once."""
+    listed = {"measures": measures, "mixing": mixing, "layers": layers}
+    lists = {name: [given] if isinstance(given, str) else given and list(given) for name, given in listed.items()}
+    return {**lists, "words": words, "precision": precision}

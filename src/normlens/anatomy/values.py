@@ -63,10 +63,13 @@ def _columns(graph: Graph, linear: Linear) -> Tensor | None:
     computed = computed.reshape(-1, computed.shape[-1])
     if computed.shape[0] != values.shape[0] * values.shape[1]:
         return None
-    by_content = {_bytes(column): i for i, column in enumerate(computed.T)}
-    found = [by_content.get(_bytes(column)) for column in values.flatten(0, 1).flatten(1).T]
+    by_content = {column: i for i, column in enumerate(_by_column(computed))}
+    found = [by_content.get(column) for column in _by_column(values.flatten(0, 1).flatten(1))]
     return None if None in found else torch.tensor(found).view(values.shape[2], values.shape[3])
 
 
-def _bytes(column: Tensor) -> bytes:
-    return column.float().contiguous().numpy(force=True).tobytes()
+def _by_column(matrix: Tensor) -> list[bytes]:
+    """The numbers of each column."""
+    columns = matrix.float().T.contiguous().numpy(force=True)
+    whole, size = columns.tobytes(), columns.itemsize * columns.shape[1]
+    return [whole[start : start + size] for start in range(0, len(whole), size)]
