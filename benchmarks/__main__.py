@@ -20,6 +20,8 @@ from normlens.plots.series import Curve, Curves, plot_series
 from normlens.provenance import versions
 
 DOCS = Path(__file__).parent.parent / "docs"
+#: What short texts may cost: see `speed.short_texts`.
+SHORT = (2.0, 1.5, 1.4)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,12 @@ class Row:
     measured: float
     target: float | None = None
     more_is_better: bool = False
-    median: float | None = None  # over the rounds, where there are rounds
+    spread: speed.Spread | None = None  # of the rounds, where there are rounds: then the median was measured
+
+    @classmethod
+    def of(cls, case: str, quantity: str, spread: speed.Spread, target: float | None = None, more: bool = False) -> Row:
+        """The median of some rounds."""
+        return cls(case, quantity, spread.median, target, more, spread)
 
     @property
     def verdict(self) -> str:
@@ -42,8 +49,9 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         goal = "" if self.target is None else f"{'at least' if self.more_is_better else 'at most'} {self.target:g}"
-        median = "" if self.median is None else f"{self.median:.2f}"
-        return self.case, self.quantity, f"{self.measured:.2f}", median, goal, self.verdict
+        rounds = "" if self.spread is None else f"{self.spread.low:.2f} to {self.spread.high:.2f}"
+        best = "" if self.spread is None else f"{self.spread.best:.2f}"
+        return self.case, self.quantity, f"{self.measured:.2f}", rounds, best, goal, self.verdict
 
 
 def rows(rounds: int, long: bool) -> list[Row]:
@@ -51,8 +59,8 @@ def rows(rounds: int, long: bool) -> list[Row]:
     found: list[Row] = []
     bert, llama = speed.bert(), speed.llama()
     for name, lens, shape, targets in (
-        ("BERT-base 8 x 128", bert, (8, 128), (1.25, 1.18)),
-        ("BERT-base 1 x 512", bert, (1, 512), (1.35, 1.25)),
+        ("BERT-base 8 x 128", bert, (8, 128), (1.20, 1.18)),
+        ("BERT-base 1 x 512", bert, (1, 512), (1.30, 1.25)),
         ("Llama-shaped 1 x 1024", llama, (1, 1024), (1.35, 1.25)),
     ):
         ratio = speed.ratios(lens, *shape, rounds)
@@ -61,16 +69,18 @@ def rows(rounds: int, long: bool) -> list[Row]:
             ("last", "attnresln_n and its mixing ratio", targets[1]),
             ("mixing", "mixing ratio alone", None),
         ):
-            found.append(Row(name, quantity, ratio[key].best, target, median=ratio[key].median))
-        at_1024 = ratio["mixing"].best
+            found.append(Row.of(name, quantity, ratio[key], target))
+        at_1024 = ratio["mixing"].median
     found.append(Row("BERT-base 1 x 512", "bare output_attentions=True", speed.attentions(bert, 1, 512, rounds)))
     del bert, llama
     faster = speed.against_materializing(rounds)
     found.append(Row("BERT-base 1 x 128, per layer", "times faster than materializing", faster, 40.0, True))
     extra = speed.peaks("bert-all") - speed.peaks("bert-plain")
     found.append(Row("BERT-base 1 x 512, streamed", "peak extra memory, MB", extra, 250.0))
-    first = speed.first_call()
-    found.append(Row("BERT-shaped 4 layers, 1 x 24", "first analysis over first forward pass", first["ratio"]))
+    for (case, spread), target in zip(speed.short_texts(rounds).items(), SHORT, strict=True):
+        found.append(Row.of(case, "analyze, five maps, processor time", spread, target))
+    for case, name in speed.FIRST.items():
+        found.append(Row.of(name, "first analysis, processor time", speed.first_call(case), 4.0))
     if long:
         child = speed.in_process("llama-8192")
         found.append(Row("Llama-shaped 1 x 8192", "mixing ratio alone, peak GB", child["peak"] / 1024, 12.0))
@@ -102,17 +112,17 @@ def explained_rows(rounds: int, long: bool) -> list[Row]:
     for name, build, shape in explain.SHAPES:
         for work, spread in explain.ratios(build(12), explain.batch(*shape), rounds).items():
             quantity = f"{explain.WHAT[work]}, over gradient x input"
-            found.append(Row(name, quantity, spread.best, explain.PROMISED[work], median=spread.median))
+            found.append(Row.of(name, quantity, spread, explain.PROMISED[work]))
     faster = explain.against_materialized(rounds)
     quantity = "explain, times faster than materializing"
-    found.append(Row("BERT-base 1 x 128", quantity, faster.best, explain.FASTER, True, faster.median))
+    found.append(Row.of("BERT-base 1 x 128", quantity, faster, explain.FASTER, True))
     if long:
         peak = explain.peak(explain.LONG)
         found.append(Row(f"Llama-shaped 1 x {explain.LONG}", "explain, tokens, peak GB", peak, explain.PROMISED_PEAK))
     return found
 
 
-def growth(rounds: int) -> tuple[dict[int, dict[str, speed.Ratio]], dict[int, dict[str, speed.Ratio]]]:
+def growth(rounds: int) -> tuple[dict[int, dict[str, speed.Spread]], dict[int, dict[str, speed.Spread]]]:
     """Ratios by length (4 layers) and by number of heads (at 256 tokens)."""
     lens = speed.bert(4)
     lengths = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -122,7 +132,7 @@ def growth(rounds: int) -> tuple[dict[int, dict[str, speed.Ratio]], dict[int, di
     return by_length, by_heads
 
 
-def draw(by_length: dict[int, dict[str, speed.Ratio]], by_heads: dict[int, dict[str, speed.Ratio]]) -> Figure:
+def draw(by_length: dict[int, dict[str, speed.Spread]], by_heads: dict[int, dict[str, speed.Spread]]) -> Figure:
     """Cost against length and against heads."""
     kinds = {"all": "five maps", "last": "attnresln_n", "mixing": "mixing ratio alone"}
     panels = [
@@ -155,7 +165,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(speed.THREADS)
     found = rows(arguments.rounds, not arguments.no_long)
-    head = ("case", "quantity", "measured", "median", "target", "")
+    head = ("case", "quantity", "measured", "middle half", "best", "target", "")
     table = Table(*head)
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in found:
@@ -167,8 +177,8 @@ def main() -> None:
         "",
         "Written by `make bench`. Ratios to the model's own plain forward pass (SDPA, no extra outputs; explain: to plain",
         "gradient x input), measured in turns",
-        f"in one run, best of {arguments.rounds} (beside it the median of the rounds' own ratios), two threads, random "
-        "weights, the proof included. "
+        f"in one run: the median of {arguments.rounds} rounds' own ratios, between which values the middle half of them "
+        "lies, and the best time over the best. Two threads (processor time: one), random weights, the proof included. "
         f"Machine: {platform.machine()}, torch {versions()['torch']}, transformers {versions()['transformers']}.",
         "",
         *lines,

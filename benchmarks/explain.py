@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from benchmarks.speed import _peak, _reset_peak, _status
+from benchmarks.speed import Spread, _peak, _reset_peak, _status, in_turns
 from normlens.attribution.affine import slope_of
 from normlens.attribution.observer import Wanted
 from normlens.attribution.proof import Subject, check_sums
@@ -93,37 +91,6 @@ def gradient_times_input(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Ratios of the rounds of two works that took turns."""
-
-    best: float  # the quickest against the quickest
-    median: float
-    low: float  # the first and the third quarter of the rounds
-    high: float
-
-    @classmethod
-    def of(cls, times: list[float], plain: list[float]) -> Spread:
-        """Of all rounds."""
-        rounds = sorted(mine / theirs for mine, theirs in zip(times, plain, strict=True))
-        quarters = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else rounds * 3
-        return cls(min(times) / min(plain), statistics.median(rounds), quarters[0], quarters[2])
-
-
-def in_turns(
-    works: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """The times of each, taken in turns; the first round is thrown away."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(rounds + 1):
-        for name, work in works.items():
-            start = clock()
-            work()
-            if turn:
-                times[name].append(clock() - start)
-    return times
 
 
 def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: Wanted, chosen: bool = False) -> Any:

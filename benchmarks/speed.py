@@ -1,8 +1,8 @@
 """What an analysis costs, as ratios to the model's own plain forward pass (SDPA, no extra outputs), in one run.
 
-The plain pass and the analyses take turns, and the best of several rounds counts: a busy machine slows both. Weights are
-random, since cost depends on shapes. The first round is thrown away: there the model's own output is compared once and
-loops are compiled.
+The plain pass and the analyses take turns, and what counts is the median of the rounds' own ratios, with its quartiles: a
+busy machine slows both. Weights are random, since cost depends on shapes, but for the embedded model. The first round is
+thrown away: there the model's own output is compared once and loops are compiled.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+import normlens
 from benchmarks.materializing import materialize
 from normlens.lens import Lens
 from normlens.request import Request
@@ -58,16 +60,18 @@ def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def in_turns(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def in_turns(
+    works: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """The times of each, taken in turns."""
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = clock()
             work()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return times
 
 
@@ -77,17 +81,20 @@ def best(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Of two works that took turns: the quickest against the quickest, and the median of the rounds' own ratios."""
+class Spread:
+    """Ratios of the rounds of two works that took turns."""
 
-    best: float
+    best: float  # the quickest against the quickest
     median: float
+    low: float  # the first and the third quartile of the rounds
+    high: float
 
     @classmethod
-    def of(cls, times: list[float], plain: list[float]) -> Ratio:
+    def of(cls, times: list[float], plain: list[float]) -> Spread:
         """Of all rounds."""
-        rounds = (mine / theirs for mine, theirs in zip(times, plain, strict=True))
-        return cls(min(times) / min(plain), statistics.median(rounds))
+        rounds = sorted(mine / theirs for mine, theirs in zip(times, plain, strict=True))
+        quarters = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else rounds * 3
+        return cls(min(times) / min(plain), statistics.median(rounds), quarters[0], quarters[2])
 
 
 def plain(lens: Lens, inputs: dict[str, torch.Tensor], **options: Any) -> Callable[[], None]:
@@ -108,7 +115,7 @@ def analysis(lens: Lens, inputs: dict[str, torch.Tensor], measures: list[str], m
     return lambda: lens.run(inputs, settings, lambda result, block: None)
 
 
-def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, Ratio]:
+def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, Spread]:
     """The cost of all five maps, of the last one alone, and of ratios alone."""
     inputs = batch(rows, length)
     times = in_turns(
@@ -120,7 +127,32 @@ def ratios(lens: Lens, rows: int, length: int, rounds: int = 5) -> dict[str, Rat
         },
         rounds,
     )
-    return {name: Ratio.of(taken, times["plain"]) for name, taken in times.items()}
+    return {name: Spread.of(taken, times["plain"]) for name, taken in times.items()}
+
+
+def short_texts(rounds: int) -> dict[str, Spread]:
+    """`analyze` of five maps from text or tokens to labelled arrays, in processor time on one thread."""
+    torch.set_num_threads(1)
+    embedded, shaped = normlens.load(), bert(4)
+    tokens = embedded.tokenizer(SENTENCE, return_tensors="pt")
+    cases = {
+        f"embedded model, {tokens['input_ids'].shape[1]} tokens": (
+            plain(embedded, dict(tokens)),
+            lambda: embedded.analyze(SENTENCE, measures=ALL[1:]),
+        )
+    }
+    for length in (16, 64):
+        inputs = batch(1, length)
+        cases[f"BERT-shaped 4 layers, 1 x {length}"] = (
+            plain(shaped, inputs),
+            partial(shaped.analyze_inputs, inputs, measures=ALL[1:]),
+        )
+    found = {}
+    for name, (bare, analyse) in cases.items():
+        times = in_turns({"plain": bare, "analyze": analyse}, 2 * rounds, time.process_time)
+        found[name] = Spread.of(times["analyze"], times["plain"])
+    torch.set_num_threads(THREADS)
+    return found
 
 
 def attentions(lens: Lens, rows: int, length: int, rounds: int = 5) -> float:
@@ -155,9 +187,16 @@ def against_materializing(rounds: int = 5) -> float:
     return times["theirs"] / ((times["ours"] - times["plain"]) / layers)
 
 
-def first_call() -> dict[str, float]:
-    """One short text in a fresh process: the first analysis over the first forward pass, and whether it compiled."""
-    return in_process("first")
+#: In the embedded model, 17 tokens.
+SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank."
+#: A short text in the embedded model, and a sentence of BERT's length in BERT's shape.
+FIRST = {"first-embedded": "embedded model, 17 tokens", "first-bert": "BERT-base 1 x 128"}
+
+
+def first_call(case: str, rounds: int = 5) -> Spread:
+    """The first analysis of a fresh process over a warm forward pass, in processor time."""
+    found = [in_process(case) for _ in range(rounds)]
+    return Spread.of([one["first"] for one in found], [one["plain"] for one in found])
 
 
 def peaks(case: str) -> float:
@@ -174,14 +213,15 @@ def in_process(case: str) -> dict[str, float]:
 
 
 def _child(case: str) -> dict[str, float]:
-    torch.set_num_threads(THREADS)
-    if case == "first":
-        lens, inputs = bert(4), batch(1, 24)
-        start = time.perf_counter()
-        plain(lens, inputs)()
-        middle = time.perf_counter()
-        analysis(lens, inputs, ALL)()
-        return {"ratio": (time.perf_counter() - middle) / (middle - start), "compiled": float("numba" in sys.modules)}
+    torch.set_num_threads(1 if case in FIRST else THREADS)
+    if case in FIRST:
+        lens = normlens.load() if case == "first-embedded" else bert()
+        tokens = lens.tokenizer(SENTENCE, return_tensors="pt") if lens.tokenizer is not None else batch(1, 128)
+        inputs = dict(tokens)
+        bare = in_turns({"plain": plain(lens, inputs)}, 5, time.process_time)["plain"]
+        start = time.process_time()
+        lens.analyze_inputs(inputs)
+        return {"first": time.process_time() - start, "plain": statistics.median(bare)}
     if case.startswith("bert"):
         lens, inputs = bert(), batch(1, 512)
         lens.anatomy  # noqa: B018
