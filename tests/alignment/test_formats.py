@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normlens.alignment.formats import check_indices, format_line, format_naacl, parse_line, read_alignments
+from normlens.alignment.formats import check_indices, format_line, parse_line, read_alignments
 from normlens.alignment.links import Annotation
 from normlens.errors import InputError
 
@@ -36,7 +36,8 @@ def test_naacl_is_read_back_even_where_the_last_pairs_have_no_link(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Annotation]
 ) -> None:
     path = tmp_path_factory.mktemp("naacl") / "gold"
-    path.write_text("".join(f"{line}\n" for line in format_naacl(lines)))
+    links = ((n, *link, link in line.sure) for n, line in enumerate(lines, 1) for link in sorted(line.possible))
+    path.write_text("".join(f"{n} {source + 1} {target + 1} {'SP'[not sure]}\n" for n, source, target, sure in links))
     read = read_alignments(path, sentences=len(lines))
     if any(line.possible for line in lines):
         assert read.format == "naacl"

@@ -14,7 +14,6 @@ from normlens.alignment.formats import format_line, read_alignments
 from normlens.cli import reproduce as command
 from normlens.errors import InputError
 from normlens.experiments.kobayashi2020_nmt import run
-from normlens.experiments.outcome import read_results
 from normlens.experiments.translation_study import TranslationStudy
 from tests.alignment.models_for_tests import lens
 
@@ -42,7 +41,7 @@ def test_tables_findings_and_report(pair_files: dict[str, Path], tmp_path: Path)
     folder = outcome.write(tmp_path / "out").parent
     pictures = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"aer-by-layer", "heads", "figure-07"} <= pictures
-    assert read_results(folder)["tables"]["other-aligners"]["numbers"][0]["row"] == "ding"
+    assert json.loads((folder / "results.json").read_text())["tables"]["other-aligners"]["numbers"][0]["row"] == "ding"
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "normlens reproduce kobayashi2020-nmt" in text and "GIZA++ 21.0" in text and "not released" in text
 

@@ -16,7 +16,7 @@ from normlens.cli.main import build
 from normlens.errors import InputError
 from normlens.experiments import EXPERIMENTS, comparison, find_experiment, kobayashi2020_bert, kobayashi2021
 from normlens.experiments.encoder_study import EncoderStudy
-from normlens.experiments.outcome import Number, Outcome, read_results
+from normlens.experiments.outcome import Number, Outcome
 from normlens.experiments.published import Published, PublishedNumbers
 from normlens.lens import Lens
 
@@ -66,7 +66,7 @@ def test_files(which: str, request: pytest.FixtureRequest) -> None:
 def test_numbers_are_the_same_everywhere(which: str, request: pytest.FixtureRequest) -> None:
     outcome: Outcome = request.getfixturevalue(f"outcome_{which}")
     folder: Path = request.getfixturevalue(f"written_{which}")
-    results = read_results(folder)
+    results = json.loads((folder / "results.json").read_text())
     assert {finding["name"]: finding["holds"] for finding in results["findings"]} == {
         finding.name: finding.holds for finding in outcome.findings
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,12 +166,3 @@ def format_line(
         score = f":{scores[link]:.4f}" if scores is not None else ""
         written.append(f"{link[0] + one_based}{mark}{link[1] + one_based}{score}")
     return " ".join(written)
-
-
-def format_naacl(lines: Iterable[Links | Annotation]) -> Iterator[str]:
-    """Write NAACL lines, one per link, sentences and words counted from 1."""
-    for sentence, links in enumerate(lines, start=1):
-        annotation = links if isinstance(links, Annotation) else Annotation(links, links)
-        for source, target in sorted(annotation.possible):
-            kind = "S" if (source, target) in annotation.sure else "P"
-            yield f"{sentence} {source + 1} {target + 1} {kind}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from normlens.alignment.marked_text import Mark, MarkedText, ProjectedText
 from normlens.errors import InputError
-from normlens.text.words import Span, spaced_spans
+from normlens.text.words import Span
 
 
 def read_conll(lines: Iterable[str]) -> Iterator[MarkedText]:
@@ -121,8 +121,3 @@ def write_labelled_json(projected: ProjectedText, source: str) -> str:
         if not (piece.start == piece.end and (piece.mark.name, piece.mark.start, piece.mark.end) in lost)
     ]  # fmt: skip
     return json.dumps({**found, "spans": spans, "source": source}, ensure_ascii=False)
-
-
-def words_of_columns(text: str) -> list[Span]:
-    """The words of a text that came from columns, or of a tokenized translation: between spaces."""
-    return spaced_spans(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -250,8 +249,3 @@ class Outcome:
             write_text(folder / "tables" / f"{table.name}.csv", table.frame().to_csv(index=False))
         write_json(folder / RESULTS, self.to_dict())
         return write_text(folder / REPORT, page(self, folder / "figures"))
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """The results that a run left in its folder."""
-    return dict(json.loads((folder / RESULTS).read_text(encoding="utf-8")))
