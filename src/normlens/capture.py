@@ -24,6 +24,7 @@ from normlens.anatomy.interface import (
     answering,
     autocast_dtype,
     coarsest,
+    full_precision_of,
     in_full_precision,
     run_arguments,
 )
@@ -42,7 +43,16 @@ from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
 from normlens.inputs import fresh, rows_of
 from normlens.measures import SiteValues, measure, same_but_diagonal
-from normlens.proof import Subject, pick_pairs, prove, prove_end, prove_layer, prove_shares, prove_weights
+from normlens.proof import (
+    Subject,
+    pick_pairs,
+    prove,
+    prove_end,
+    prove_layer,
+    prove_shares,
+    prove_weights,
+    real_positions,
+)
 from normlens.request import Request, SitePlan
 from normlens.word_level import measure_words
 
@@ -141,7 +151,12 @@ def capture(
         )
     # Before any hook is set: some projections are asked what they do to unit vectors.
     with in_full_precision(model):
-        run = _Pass(model, anatomy, request, positions, weights, take, inputs)
+        opened = {
+            n: _Pending(site, request.plans[id(site)], weights, request.dtype)
+            for n, site in enumerate(anatomy.sites)
+            if id(site) in request.plans
+        }
+    run = _Pass(model, anatomy, request, positions, opened, take, inputs)
     with answering(model, run.attention), ExitStack() as hooks:
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
@@ -182,6 +197,16 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
         yield given
 
 
+@dataclass(frozen=True)
+class _RealPositions:
+    """Where the sites of one kind have real queries and keys."""
+
+    query_mask: Bool[Tensor, "batch query"]
+    key_mask: Bool[Tensor, "batch key"]
+    queries: Sequence[Sequence[int]]  # the same, as numbers for each sequence
+    keys: Sequence[Sequence[int]]
+
+
 class _Pending:
     """What has been seen of a site so far."""
 
@@ -219,7 +244,7 @@ class _Pass:
         anatomy: Anatomy,
         request: Request,
         positions: Positions,
-        weights: WeightCache,
+        opened: dict[int, _Pending],
         take: Take,
         inputs: Mapping[str, Any],
     ) -> None:
@@ -228,18 +253,14 @@ class _Pass:
         self._rounding = coarsest([request.dtype], model)
         self._scratch = Scratch()
         self._autocast = autocast_dtype(model) is not None
-        self._in_full = partial(in_full_precision, model)
+        self._in_full = full_precision_of(model)
         self._thread = threading.get_ident()
-        self.pending = {
-            n: _Pending(site, request.plans[id(site)], weights, request.dtype)
-            for n, site in enumerate(anatomy.sites)
-            if id(site) in request.plans
-        }
+        self.pending = opened  # by number of the site; one that was handed over is not kept
         self._attentions = 0
         self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
-        self._masks: dict[tuple[Kind, int, int, int], tuple[Tensor, Tensor]] = {}
+        self._masks: dict[tuple[Kind, int, int, int], _RealPositions] = {}
         inside: dict[Place, list[int]] = defaultdict(list)
         for n, pending in self.pending.items():
             for place in pending.places:
@@ -365,8 +386,8 @@ class _Pass:
         alpha, heads, values = pending.alpha, pending.heads, pending.values
         assert alpha is not None and heads is not None and values is not None
         pending.alpha = pending.heads = None
-        query_mask, _ = self._masks_of(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
-        prove_weights(alpha, query_mask, self._subject(pending))
+        real = self._masks_of(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
+        prove_weights(alpha, real.query_mask, self._subject(pending))
         by_head, factor = repeat_values(values, alpha.shape[1]), None
         if pending.site.inner:
             found = factors(added_groups(heads, pending.site.groups), self._inner_steps(pending))
@@ -416,13 +437,15 @@ class _Pass:
     def _samples(self, pending: _Pending, queries: int) -> Samples:
         """The pairs of this site that the proof will rebuild."""
         assert pending.values is not None
-        masks = self._masks_of(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
-        return pick_pairs(*masks, diagonal=pending.site.kind != "cross", seed=pending.site.layer)
+        real = self._masks_of(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
+        return pick_pairs(real.queries, real.keys, diagonal=pending.site.kind != "cross", seed=pending.site.layer)
 
-    def _masks_of(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    def _masks_of(self, site: Site, batch: int, queries: int, keys: int) -> _RealPositions:
         shape = (site.kind, batch, queries, keys)
         if shape not in self._masks:
-            self._masks[shape] = self._positions.masks(site, batch, queries, keys)
+            query_mask, key_mask = self._positions.masks(site, batch, queries, keys)
+            found = real_positions(query_mask), real_positions(key_mask)
+            self._masks[shape] = _RealPositions(query_mask, key_mask, *found)
         return self._masks[shape]
 
     # ---- a finished site -----------------------------------------------------------------------------------------
@@ -439,7 +462,8 @@ class _Pass:
         site, request = pending.site, self._request
         tensors = block_tensors(pending, request.dtype)
         block = Block(tensors)
-        query_mask, key_mask = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
+        real = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
+        query_mask, key_mask = real.query_mask, real.key_mask
         measures, mixing = pending.plan.measures, pending.plan.mixing
         found = measure(block, measures, mixing)
         small = [*found.mixing.values(), *found.residual.values()]

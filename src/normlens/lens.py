@@ -46,7 +46,7 @@ from normlens.loading import (
     model_and_tokenizer,
 )
 from normlens.proof import Subject, check_output
-from normlens.provenance import describe_model, versions
+from normlens.provenance import describe_model
 from normlens.request import Precision, Request, check_fits
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
@@ -730,9 +730,7 @@ class Lens:
         if rows is None:
             rows = [self._labels(inputs, builder.masks, row) for row in range(count)]
         by_word, identity = request.words is not None, self._description()
-        records = (
-            {"versions": versions(), **deepcopy(request.record), "output_check": error, **row.notes} for row in rows
-        )
+        records = ({**deepcopy(request.record), "output_check": error, **row.notes} for row in rows)
         return [
             builder.result(
                 n, {kind: row.labels(kind, by_word) for kind in builder.masks}, {"model": deepcopy(identity), **record}
@@ -765,5 +763,8 @@ def _asked(
 ) -> dict[str, Any]:
     """What a user asked for, as plain lists: it is read more than once."""
     listed = {"measures": measures, "mixing": mixing, "layers": layers}
-    lists = {name: [given] if isinstance(given, str) else given and list(given) for name, given in listed.items()}
+    lists = {
+        name: None if given is None else [given] if isinstance(given, str) else list(given)
+        for name, given in listed.items()
+    }
     return {**lists, "words": words, "precision": precision}

@@ -130,24 +130,28 @@ def _judge_sums(
 # ---- parts ---------------------------------------------------------------------------------------------------------------
 
 
+def real_positions(mask: Bool[Tensor, "batch position"]) -> list[list[int]]:
+    """The real positions of each sequence."""
+    return [row.nonzero()[0].tolist() for row in mask.numpy()]
+
+
 def pick_pairs(
-    query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"], diagonal: bool, seed: int = 0
+    queries_of: Sequence[Sequence[int]], keys_of: Sequence[Sequence[int]], diagonal: bool, seed: int = 0
 ) -> Samples:
-    """A seeded handful of real pairs (sequence, query, key).
+    """A seeded handful of real pairs (sequence, query, key), from the real positions of each sequence.
 
     The first is on the diagonal where there is one; the second has the last key, which queries may never reach.
     """
     drawn = Random(seed)
-    real = [[row.nonzero()[0] for row in mask.numpy()] for mask in (query_mask, key_mask)]
     pairs = []
     for n in range(SPOT_CHECKS):
-        batch = drawn.randrange(query_mask.shape[0])
-        queries, keys = real[0][batch], real[1][batch]
-        query, key = (int(positions[drawn.randrange(len(positions))]) for positions in (queries, keys))
+        batch = drawn.randrange(len(queries_of))
+        queries, keys = queries_of[batch], keys_of[batch]
+        query, key = queries[drawn.randrange(len(queries))], keys[drawn.randrange(len(keys))]
         if n == 0 and diagonal:
             key = query
         elif n == 1:
-            key = int(keys[-1])
+            key = keys[-1]
         pairs.append((batch, query, key))
     return tuple(pairs)
 

@@ -15,6 +15,7 @@ from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
+from normlens.provenance import versions
 from normlens.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
@@ -61,7 +62,7 @@ class Request:
     words: WordMode | None
     dtype: torch.dtype
     plans: Mapping[int, SitePlan]  # by the identity of the site
-    record: dict[str, Any]  # as it was asked for, for the provenance
+    record: dict[str, Any]  # as it was asked for and with which versions, for the provenance
 
     @classmethod
     def of(
@@ -115,6 +116,7 @@ class Request:
             dtype=torch.float64 if precision == "float64" else torch.float32,
             plans={id(site): SitePlan.of(site, names, mixed, words is not None) for site in chosen},
             record={
+                "versions": versions(),
                 "measures": list(names),
                 "mixing": list(mixed),
                 "layers": None if layers is None else sorted({int(layer) for layer in layers}),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -225,10 +226,15 @@ def _in_full(autocast: str | None, rounded: bool) -> Iterator[None]:
 
 def in_full_precision(model: nn.Module) -> AbstractContextManager[None]:
     """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
+    return full_precision_of(model)()
+
+
+def full_precision_of(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """`in_full_precision` as often as one likes, while the settings are what they are now."""
     device = next(model.parameters()).device
     autocast = device.type if torch.is_autocast_enabled(device.type) else None
     rounded = rounds_products(device)
-    return _in_full(autocast, rounded) if autocast is not None or rounded else nullcontext()
+    return partial(_in_full, autocast, rounded) if autocast is not None or rounded else nullcontext
 
 
 def coarsest(dtypes: Iterable[torch.dtype], model: nn.Module) -> torch.dtype:

@@ -72,12 +72,11 @@ class HostCopies:
         self._device = next(iter(values.values())).device if values else torch.device("cpu")
         self.immediate = self._device.type == "cpu"  #: nothing travels
         self._alike = {} if self.immediate else alike
-        self._whole = {name: self._sent(value) for name, value in values.items() if name not in self._alike}
+        whole = {name: value for name, value in values.items() if name not in self._alike}
+        self._whole = whole if self.immediate else {name: self._sent(value) for name, value in whole.items()}
         self._diagonals = {name: self._sent(values[name].diagonal(dim1=-2, dim2=-1)) for name in self._alike}
 
     def _sent(self, tensor: Tensor) -> Tensor:
-        if self.immediate:
-            return tensor
         # Only memory that cannot be moved is written while the host goes on; MPS shares its memory with the host anyway.
         there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
         return there.copy_(tensor, non_blocking=True)
