@@ -247,7 +247,7 @@ def _held_by_devices(request: Request, rows: int, length: tuple[int, int]) -> di
     for site in request.sites:
         device = next(site.attention.parameters()).device
         if device.type != "cpu":
-            pairs = request.pairs_of(site)
+            pairs = request.plans[id(site)].pairs
             grams = max(length) * site.heads**2 * len(pairs.stages)
             numbers = 2 * _numbers(site, request, *length) + max(length) ** 2 * len(pairs.stages) + grams
             found[device] = max(found.get(device, 0), rows * numbers * request.dtype.itemsize)
