@@ -36,6 +36,7 @@ _SURROUNDINGS = {
     "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     "OMP_NUM_THREADS": "1",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the loopback interface only
+    "RAY_worker_niceness": "0",  # Ray's workers step back behind everything else: on a busy machine they would stand still
 }
 
 #: One run in a process of its own: a small BERT that reads real words, its weights random and always the same.
