@@ -16,7 +16,8 @@ def test_a_shard_that_has_grown_goes_when_the_driver_speaks_again(lens, text_fil
     reader = open_reader(lens, Corpus((text_file,)))
     shards = ShardFolder(tmp_path / "unfinished", "this run")
     settings = WorkerSettings(Plan.of(reader.categories.names))
-    worker = ShardWorker(lens, Assignment(reader, settings, shards, tmp_path / "tokens", save_every=0.0, chunk=4))
+    assignment = Assignment(reader, settings, shards, tmp_path, tmp_path / "tokens", save_every=0.0, chunk=4)
+    worker = ShardWorker(lens, assignment)
 
     def found() -> set[str]:
         return {path.name for path in shards.folder.iterdir()}

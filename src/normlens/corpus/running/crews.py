@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch.multiprocessing
 
-from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, Task
-from normlens.corpus.running.shards import Shard, ShardFolder, gaps, merge_round
+from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, Tabulate, Task, Totals
+from normlens.corpus.running.shards import FAN_IN, Shard, ShardFolder, gaps, merge_round
 from normlens.corpus.running.territories import Territories
 from normlens.corpus.running.worker_process import serve
 from normlens.errors import NormlensError
@@ -61,7 +61,7 @@ class Accounts:
     retries: int = 0  # tasks that were given out again
     bytes_to_driver: int = 0
     shards_written: int = 0  # by workers that came to the end of what they had to count
-    done: list[Shard] = field(default_factory=list)  # the shards that hold the whole corpus, at the end
+    totals: Totals | None = None  # when the tables are written
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Step:
 
 
 def work_through(crew: Crew, assignment: Assignment, done: Iterable[Shard], accounts: Accounts) -> Iterator[Step]:
-    """Have all that is not done counted and the shards merged to one, whoever dies on the way."""
+    """Have all that is not done counted, the shards merged to a few, and the tables made, whoever dies on the way."""
     job = _Job(crew, assignment, done, accounts)
     try:
         for worker in range(crew.size):
@@ -109,8 +109,8 @@ class _Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether one shard holds everything."""
-        return self._merges == [] and not self._doing and len(self._done) <= 1
+        """Whether the tables are written."""
+        return self._accounts.totals is not None
 
     def step(self, counted: int) -> Step:
         """What is shown of it."""
@@ -124,9 +124,6 @@ class _Job:
             self._idle.remove(worker)
             self._doing[worker] = task
             self._crew.submit(worker, task)
-        if self._idle and not self._doing and self._merges == [] and len(self._done) > 1:
-            self._merges = None  # another level of the tree
-            self.give_out()
 
     def _next_task(self, worker: int) -> Task | None:
         if self._merges is None:
@@ -137,8 +134,12 @@ class _Job:
                 return Finish()
             if self._doing or self._territories.is_left:
                 return None
-            self._merges = merge_round(self._done)
-        return Merge(tuple(self._merges.pop())) if self._merges else None
+            self._merges = []
+        if not self._merges and not self._doing and len(self._done) > FAN_IN:
+            self._merges = merge_round(self._done)  # one level of the tree
+        if self._merges:
+            return Merge(tuple(self._merges.pop()))
+        return None if self._doing or self.is_over else Tabulate(tuple(sorted(self._done)))
 
     def hear(self, event: Event) -> int:
         """Take note of what happened; returns how many sequences it added."""
@@ -165,12 +166,13 @@ class _Job:
             self._territories.leave(worker)
             self._counted[worker] = 0
             self._accounts.shards_written += 1
-        else:
+        elif isinstance(task, Merge):
             self._done.difference_update(task.shards)
             self._shards.remove(task.shards)
+        else:
+            self._accounts.totals = done.totals
         if done.shard is not None:
             self._done.add(done.shard)
-        self._accounts.done = sorted(self._done)
         self._accounts.worker_seconds += done.seconds
         self._deaths.pop(f"worker {worker}", None)
         self._idle.append(worker)

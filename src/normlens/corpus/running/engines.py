@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from normlens.corpus.running.crews import Accounts, ProcessCrew, Step, work_through
-from normlens.corpus.running.shard_worker import Assignment, ShardWorker
+from normlens.corpus.running.shard_worker import Assignment, ShardWorker, tabulate
 from normlens.corpus.running.shards import Shard, gaps
 from normlens.corpus.running.worker_process import watch_driver
 from normlens.errors import InputError
@@ -70,7 +70,7 @@ class Engine(Protocol):
         """Like `map`, by whoever there is; no model is needed for it."""
 
     def run(self, lens: Lens, assignment: Assignment, done: Iterable[Shard]) -> Iterator[Step]:
-        """Have everything counted that is not in the shards `done`; says what changed."""
+        """Have everything counted that is not in the shards `done`, and the tables written; says what changed."""
 
     def close(self) -> None:
         """Let go of what was started."""
@@ -98,7 +98,7 @@ class InProcess:
             shards.append(worker.finish())
             worker.remove_superseded()
             self.accounts.shards_written += 1
-        self.accounts.done = sorted(shards)
+        self.accounts.totals = tabulate(assignment, sorted(shards))
         self.accounts.worker_seconds = time.process_time() - start
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from normlens.corpus.running.crews import Accounts, Event, Step, work_through
 from normlens.corpus.running.engines import WORTH_STARTING, Resources
-from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Task
+from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Tabulate, Task
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError, NormlensError
 from normlens.files.remote import RemotePath
@@ -28,7 +28,12 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 #: What Ray's dashboard calls the stages of a run.
-_STAGES = {Count: "normlens: count", Finish: "normlens: write shard", Merge: "normlens: merge shards"}
+_STAGES = {
+    Count: "normlens: count",
+    Finish: "normlens: write shard",
+    Merge: "normlens: merge shards",
+    Tabulate: "normlens: make tables",
+}
 _LEAST_STORE = 1 << 28  # bytes of the object store of a cluster that is started here
 
 

@@ -188,11 +188,16 @@ class CorpusResult:
             raise InputError(f"a run lists its tables: {self.folder / MANIFEST} has no {name}; run it again")
         if file_digest(path) != self.manifest["files"][name]:
             raise InputError(f"a table must be as the run wrote it: {path} was changed or damaged; run it again")
-        broken = arrow("a table of a corpus").ArrowException
-        try:
-            return pd.read_parquet(io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path)
-        except (OSError, ValueError, broken) as error:
-            raise InputError(f"a table must be a Parquet file: {path} is not ({_first_line(error)})") from error
+        return read_table(path)
+
+
+def read_table(path: AnyPath) -> pd.DataFrame:
+    """A table from its file."""
+    broken = arrow("a table of a corpus").ArrowException
+    try:
+        return pd.read_parquet(io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path)
+    except (OSError, ValueError, broken) as error:
+        raise InputError(f"a table must be a Parquet file: {path} is not ({_first_line(error)})") from error
 
 
 def is_corpus(path: str | AnyPath) -> bool:

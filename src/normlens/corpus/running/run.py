@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
@@ -23,13 +21,12 @@ from normlens.corpus.reading.sequences import EMPTY
 from normlens.corpus.reading.survey import Parallel
 from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
-from normlens.corpus.running.result import FORMAT, MANIFEST, TOKEN_ROWS, CorpusResult, open_corpus
+from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS, CorpusResult, open_corpus, read_table
 from normlens.corpus.running.run_folder import RunFolder
-from normlens.corpus.running.shard_worker import Assignment, part_name, write_parquet
+from normlens.corpus.running.shard_worker import Assignment, flagged, part_name, tabulate, write_parquet
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
-from normlens.corpus.running.tables import tables_of
-from normlens.errors import InputError, NormlensError
-from normlens.files.remote import AnyPath, arrow
+from normlens.errors import InputError
+from normlens.files.remote import AnyPath, arrow, size_of
 from normlens.files.seals import file_digest, write_sealed_json
 from normlens.files.writing import only_user
 from normlens.provenance import versions
@@ -139,8 +136,9 @@ def run_corpus(
     seconds_before = folder.begin(fingerprint, identity)
     shards = ShardFolder(_absolute(folder.unfinished), fingerprint)
     assignment = Assignment(
-        reader.portable(), settings, shards, _absolute(folder.token_rows), options.save_every, CHUNK_SIZE
-    )
+        reader.portable(), settings, shards, _absolute(folder.out), _absolute(folder.token_rows), options.save_every,
+        CHUNK_SIZE,
+    )  # fmt: skip
 
     total = reader.survey.sequences
     done = shards.found(engine.parallel)
@@ -152,40 +150,37 @@ def run_corpus(
                 seconds = time.monotonic() - start
                 fresh = sequences - before
                 options.progress(Progress(sequences, seconds, fresh, total, step.workers, step.shards))
-        done = engine.accounts.done
     seconds = time.monotonic() - start
     folder.note_time(fingerprint, identity, seconds_before + seconds)
 
-    if gaps(done, total):
-        raise NormlensError(
-            f"all shards must be there at the end: {folder.unfinished} lacks some; run the command again"
-        )
-    statistics = shards.merged(done, plan)
-    read_by_driver = sum(map(shards.size, done)) if engine.workers > 1 or engine.name == "ray" else 0
-    tables = tables_of(statistics, reader.vocabulary)
+    totals = engine.accounts.totals or tabulate(
+        assignment, done
+    )  # the latter where only the tables were left to be made
+    tables = {name: folder.out / f"{name}.parquet" for name in TABLES}
     if plan.exact:
-        again = reader.chunks(0, total, CHUNK_SIZE)
-        tables["correlations"] = recompute_flagged(tables["correlations"], lens, settings, again, folder.unfinished)
-    for name, table in tables.items():
-        write_parquet(folder.out / f"{name}.parquet", table)
-    files = {f"{name}.parquet": folder.out / f"{name}.parquet" for name in tables}
+        again, rough = reader.chunks(0, total, CHUNK_SIZE), read_table(tables["correlations"])
+        exact = recompute_flagged(rough, lens, settings, again, folder.unfinished)
+        write_parquet(tables["correlations"], exact)
+        totals = dataclasses.replace(totals, flagged=flagged(exact))
+    read_by_driver = sum(map(size_of, tables.values())) if engine.workers > 1 or engine.name == "ray" else 0
+    files = {path.name: path for path in tables.values()}
     for part in map(part_name, range(-(-total // CHUNK_SIZE) if plan.per_token else 0)):
         if (folder.token_rows / part).exists():  # where a chunk has no token, there is none
             files[f"{TOKEN_ROWS}/{part}"] = folder.token_rows / part
     log = reader.survey.log()
-    empty = [{"place": place, "reason": EMPTY} for place in statistics.empty_places]
+    empty = [{"place": place, "reason": EMPTY} for place in totals.empty_places]
     device = next(lens.model.parameters()).device if not options.gpus else None
     write_sealed_json(folder.out / MANIFEST, {
         "format": FORMAT,
         "fingerprint": fingerprint,
         **identity,
         "counts": {
-            "sequences": statistics.sequences, "tokens": int(statistics.tokens.sum()),
-            "unreadable": log.errors + statistics.empty, "unpaired": log.harmless,
+            "sequences": totals.sequences, "tokens": totals.tokens,
+            "unreadable": log.errors + totals.empty, "unpaired": log.harmless,
             "listed": [*log.listed, *empty][:_LISTED],
         },
-        "worst_proof": statistics.proof,
-        "flagged": _flagged(tables["correlations"]),
+        "worst_proof": totals.proof,
+        "flagged": list(totals.flagged),
         "promise": _promise(options, "cuda" if device is None else device.type),
         "engine": {
             "name": engine.name, "workers": engine.workers,
@@ -248,9 +243,3 @@ def _identity(lens: Lens, reader: CorpusReader, settings: WorkerSettings) -> dic
         "together": settings.whole_batches,
         "unit": CHUNK_SIZE,
     }
-
-
-def _flagged(correlations: pd.DataFrame) -> list[dict[str, Any]]:
-    flagged = correlations[correlations["flagged"].astype(bool)]
-    names = ["site", "x", "y", "category", "bound"]
-    return [dict(zip(names, row, strict=True)) for row in flagged[names].itertuples(index=False, name=None)]

@@ -1,11 +1,11 @@
-"""What a worker does, in whatever process: read sequences, count them into a shard that grows, and merge shards."""
+"""What a worker does, in whatever process: count sequences into a shard that grows, merge shards, make the tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -14,8 +14,9 @@ from normlens.corpus.counting.statistics import CorpusStatistics
 from normlens.corpus.counting.worker import Worker, WorkerSettings
 from normlens.corpus.reading.reader import Chunk, CorpusReader
 from normlens.corpus.running.prefetch import prefetched
-from normlens.corpus.running.shards import Shard, ShardFolder
-from normlens.corpus.running.tables import with_names
+from normlens.corpus.running.shards import Shard, ShardFolder, gaps
+from normlens.corpus.running.tables import tables_of, with_names
+from normlens.errors import NormlensError
 from normlens.files.remote import AnyPath
 from normlens.files.writing import whole_file
 
@@ -30,6 +31,7 @@ class Assignment:
     reader: CorpusReader
     settings: WorkerSettings
     shards: ShardFolder
+    out: AnyPath  # the folder for tables
     token_rows: AnyPath  # a folder
     save_every: float  # seconds
     chunk: int  # sequences that are read and counted at once
@@ -55,16 +57,36 @@ class Merge:
     shards: tuple[Shard, ...]
 
 
-Task = Count | Finish | Merge
+@dataclass(frozen=True)
+class Tabulate:
+    """Write the tables of the whole corpus, which these shards hold."""
+
+    shards: tuple[Shard, ...]
+
+
+Task = Count | Finish | Merge | Tabulate
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a manifest says of the tables."""
+
+    sequences: int
+    tokens: int
+    empty: int  # records of which no token was left
+    empty_places: tuple[str, ...]  # of the first ones
+    proof: float
+    flagged: tuple[dict[str, Any], ...]  # correlations whose bound is wide
 
 
 @dataclass(frozen=True)
 class Done:
-    """A task is done; after `Finish` and `Merge` its shard is written."""
+    """A task is done; after `Finish` and `Merge` its shard is written, after `Tabulate` the tables."""
 
     shard: Shard | None
     seconds: float  # of processor time
     clock: float  # seconds that passed
+    totals: Totals | None = None
 
 
 class ShardWorker:
@@ -88,14 +110,17 @@ class ShardWorker:
         start, clock = time.process_time(), time.monotonic()
         self.remove_superseded()
         shard: Shard | None = None
+        totals: Totals | None = None
         if isinstance(task, Merge):
             shard = self._assignment.shards.merge(task.shards, self._assignment.settings.plan)
+        elif isinstance(task, Tabulate):
+            totals = tabulate(self._assignment, task.shards)
         elif isinstance(task, Finish):
             shard = self.finish()
         else:
             for counted in self.count(task.start, task.stop):
                 report(counted)
-        return Done(shard, time.process_time() - start, time.monotonic() - clock)
+        return Done(shard, time.process_time() - start, time.monotonic() - clock, totals)
 
     def count(self, start: int, stop: int) -> Iterator[int]:
         """Count sequences; yields how many were, chunk by chunk."""
@@ -149,6 +174,33 @@ class ShardWorker:
     def _write_rows(self, chunk: Chunk, rows: Rows) -> None:
         frame = with_names(pd.DataFrame(rows), self._assignment.settings.plan.categories, self._reader.vocabulary)
         write_parquet(self._assignment.token_rows / part_name(chunk.start // self._assignment.chunk), frame)
+
+
+def tabulate(assignment: Assignment, shards: Sequence[Shard]) -> Totals:
+    """Make the tables from the shards that hold the whole corpus, and write them."""
+    if gaps(shards, assignment.reader.survey.sequences):
+        raise NormlensError(
+            f"all shards must be there at the end: {assignment.shards.folder} lacks some; run the command again"
+        )
+    statistics = assignment.shards.merged(shards, assignment.settings.plan)
+    tables = tables_of(statistics, assignment.reader.vocabulary)
+    for name, table in tables.items():
+        write_parquet(assignment.out / f"{name}.parquet", table)
+    return Totals(
+        statistics.sequences,
+        int(statistics.tokens.sum()),
+        statistics.empty,
+        tuple(statistics.empty_places),
+        statistics.proof,
+        flagged(tables["correlations"]),
+    )
+
+
+def flagged(correlations: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+    """Correlations whose bound is wide, as a manifest lists them."""
+    rows = correlations[correlations["flagged"].astype(bool)]
+    names = ["site", "x", "y", "category", "bound"]
+    return tuple(dict(zip(names, row, strict=True)) for row in rows[names].itertuples(index=False, name=None))
 
 
 def part_name(chunk: int) -> str:
