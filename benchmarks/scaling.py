@@ -31,8 +31,10 @@ class Machine:
     load_seconds: float = 30.0  # until a worker is ready: the model comes from the object store (assumption)
     message_seconds: float = 0.0015  # of the driver, per message (assumption; see `benchmarks.engines --accounts ray`)
     start_seconds: float = 6.0  # of the driver, before and after (same)
-    shard_bytes: float = 100e6  # one set of statistics of 12 layers: twice what 6 layers send the driver (same)
+    shard_bytes: float = 100e6  # one set of statistics of 12 layers: twice what 6 layers take (same)
     message_bytes: float = 400.0  # same
+    table_bytes: float = 5e6  # the tables, which the driver reads once for their digests (same)
+    table_seconds: float = 8.0  # of the worker that makes them (same: half of it with 6 layers)
     save_every: float = 30.0
     write_bandwidth: float = 200e6  # bytes per second and worker, to the store (assumption)
     merge_seconds: float = 0.5  # per shard that is read and added (assumption: 200 MB/s)
@@ -79,12 +81,13 @@ def estimate(machine: Machine, sequences: float) -> Bill:
     rounds = max(0.0, math.log2(max(2.0, counting / (2 * STEP_SECONDS))) * machine.spread)
     shards = machine.workers * (1 + rounds)
     levels = max(1, math.ceil(math.log(max(shards, 2), FAN_IN)))
-    ending = machine.load_seconds + STEP_SECONDS + saving + levels * FAN_IN * machine.merge_seconds
+    merging = levels * FAN_IN * machine.merge_seconds + machine.table_seconds
+    ending = machine.load_seconds + STEP_SECONDS + saving + merging
     messages = machine.workers * counting / STEP_SECONDS + 3 * shards
     return Bill(
         seconds=survey + counting + ending + machine.start_seconds,
         driver_seconds=machine.start_seconds + messages * machine.message_seconds,
-        driver_bytes=messages * machine.message_bytes + machine.shard_bytes,
+        driver_bytes=messages * machine.message_bytes + machine.table_bytes,
         store_bytes=machine.shard_bytes * (machine.workers * counting / machine.save_every + 1.2 * shards),
         shards=shards,
     )
@@ -136,14 +139,15 @@ def simulate(machine: Machine, sequences: int, seed: int = 0) -> Bill:
         heapq.heappush(events, (now + seconds, worker))
     end = max(end, now)
     left = shards
-    while left > 1:  # a tree of merges, in parallel
+    while left > FAN_IN:  # a tree of merges, in parallel
         groups = math.ceil(left / FAN_IN)
         end += math.ceil(groups / machine.workers) * min(left, FAN_IN) * machine.merge_seconds + saving
         store, messages, left = store + groups * machine.shard_bytes, messages + groups, groups
+    end += left * machine.merge_seconds + machine.table_seconds
     return Bill(
         seconds=end + machine.start_seconds / 2,
         driver_seconds=machine.start_seconds + driver,
-        driver_bytes=messages * machine.message_bytes + machine.shard_bytes,
+        driver_bytes=messages * machine.message_bytes + machine.table_bytes,
         store_bytes=store,
         shards=shards,
         retries=retries,

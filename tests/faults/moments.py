@@ -30,8 +30,8 @@ from normlens.lens import Lens
 from ..corpus.conftest import TABLES, WORDS, tiny_tokenizer
 
 LENGTH = 128
-SEQUENCES = 48
-CHUNK = 8
+SEQUENCES = 24
+CHUNK = 4
 RANKS = np.arange(20, dtype=float) % 7
 
 
@@ -39,7 +39,7 @@ def lens() -> Lens:
     """A BERT that takes sequences of full length, small enough that a run takes seconds."""
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
+        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=LENGTH, initializer_range=0.5,
     )  # fmt: skip
     return Lens(transformers.BertModel(config).eval(), tiny_tokenizer(LENGTH), name="small")
