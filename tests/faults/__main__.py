@@ -54,7 +54,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in ("src", "."))  # Ray's workers too
-    os.environ["RAY_worker_niceness"] = "0"  # or a busy machine leaves them no time at all
+    os.environ.update({"RAY_worker_niceness": "0"})  # or a busy machine leaves them no time at all
     begin, by_fault, bad = time.monotonic(), defaultdict[str, list[Outcome]](list), 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), seed=arguments.seed)

@@ -11,6 +11,7 @@ import random
 import resource
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -150,6 +151,8 @@ def start(work: Callable[[], object], errors: Path) -> Driver:
             except NormlensError as error:
                 file.write(f"{error}\n")
                 code = 2
+            except BaseException:
+                traceback.print_exc(file=file)
     finally:
         os._exit(code)
 

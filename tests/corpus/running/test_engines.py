@@ -56,14 +56,13 @@ def test_a_killed_run_gives_the_undisturbed_answer(lens, tmp_path: Path, monkeyp
     source.write_text("\n".join(paragraphs(40, seed=6)))
     progress = tmp_path / "out.progress"
     process = _start(source, tmp_path / "out", 0.3)
-    deadline = time.monotonic() + 120
-    while not progress.exists() or int(progress.read_text() or 0) < 12:
-        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+    while not progress.exists() or int(progress.read_text() or 0) < 12:  # however busy the machine is
+        assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "out" / "manifest.json").exists()
-    assert _start(source, tmp_path / "out", 0.0).wait(timeout=120) == 0
+    assert _start(source, tmp_path / "out", 0.0).wait() == 0
     resumed = open_corpus(tmp_path / "out")
     monkeypatch.setattr(running, "CHUNK_SIZE", 4)
     whole = lens.corpus(source, tmp_path / "whole", mask=0.12, per_token=True, covariates={"rank": RANKS})
