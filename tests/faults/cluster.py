@@ -36,6 +36,8 @@ _SURROUNDINGS = {
     "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     "OMP_NUM_THREADS": "1",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the loopback interface only
+    "RAY_raylet_start_wait_time_s": "600",  # a busy machine takes its time
+    "RAY_memory_monitor_refresh_ms": "0",  # what others on this machine take is no reason to kill our workers
     "RAY_worker_niceness": "0",  # Ray's workers step back behind everything else: on a busy machine they would stand still
 }
 
@@ -133,8 +135,7 @@ def disturbed(folder: Path, pairs: int, say: Callable[[str], None] = print) -> O
     def tell(line: str) -> None:
         say(f"{time.monotonic() - begin:.0f} s: {line}")
 
-    assert start(source, right).wait() == 0
-    tell(f"one process has counted {pairs} pairs")
+    undisturbed = start(source, right)
     os.environ.update(_SURROUNDINGS)  # the nodes' workers have them too
     with Cluster() as cluster:
         options = {"engine": "ray", "workers": "1:3", "address": cluster.address}
@@ -159,6 +160,8 @@ def disturbed(folder: Path, pairs: int, say: Callable[[str], None] = print) -> O
         assert code == 0, f"the second driver ended with {code}"
         engine = json.loads((out / "manifest.json").read_text())["engine"]
         tell(f"accounts of the second driver: {json.dumps(engine)}")
+    assert undisturbed.wait() == 0
+    tell(f"one process has counted {pairs} pairs")
     difference = largest_difference(open_corpus(out), open_corpus(right))
     whole = len(done) == len(harm) and 0 < saved < pairs
     note = "" if whole else f"only this was done: {', '.join(done)}; {saved} saved before the second driver"

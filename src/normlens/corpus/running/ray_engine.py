@@ -121,6 +121,12 @@ class RayEngine:
                 f"the address must be that of a running Ray cluster: {self._address!r} did not answer; start one with "
                 "ray start --head, or drop --address"
             ) from error
+        except Exception as error:  # Ray raises plain ones where a node of its own does not come up in time
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise NormlensError(
+                f"Ray must be able to start: it did not ({reason}); is the machine busy, or short of memory? Run the same "
+                "command again, or use --engine local"
+            ) from error
         self._started = ray
         return ray
 
@@ -246,6 +252,7 @@ def _import_ray(*, for_itself: bool) -> Any:
     if for_itself:
         # By this name Ray calls its choice of the loopback interface: nobody else should reach a cluster of one machine.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # 30 are too few on a busy machine
     try:
         import ray
     except ImportError as error:
