@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Lanes in which a tensor's content is added up: a prime, so that no matrix has rows of so many numbers.
-_LANES = 1021
+#: Lanes in which a tensor's content is added up, twice: numbers can change places unseen only over a common multiple.
+_LANES = (1019, 1021)
 
 
 @cache
@@ -34,8 +34,8 @@ def versions() -> dict[str, str]:
 def content_hash(model: nn.Module) -> str:
     """A hash over names, shapes and numbers of all parameters and buffers: equal weights, equal hash.
 
-    Of each tensor, its bytes as 64-bit integers are added up in `_LANES` lanes, where the model is, and the sums are
-    hashed. No number can change without its sum, and rows that change places come to lie in other lanes.
+    The bytes of each tensor are added up as 64-bit integers in lanes, where the model is, and the sums are hashed: no number
+    can change without its sum, and rows that change places come to lie in other lanes.
     """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     digest = hashlib.blake2b(digest_size=16)
@@ -47,16 +47,18 @@ def content_hash(model: nn.Module) -> str:
 
 
 def _sums_by_lane(tensor: Tensor) -> list[Tensor]:
-    """The sums of a tensor's 64-bit pieces by lane, and the bytes that fill no whole row of lanes."""
+    """The sums of a tensor's 64-bit pieces by lane, and the bytes that fill no whole row of lanes, for each way."""
     import torch
 
     flat = tensor.contiguous().flatten()
     if flat.storage_offset() * flat.element_size() % 8:
         flat = flat.clone()
     content = flat.view(torch.uint8)
-    whole = content.numel() // (8 * _LANES) * (8 * _LANES)
-    sums = content[:whole].view(torch.int64).view(-1, _LANES).sum(0)
-    return [sums, content[whole:]]
+    found: list[Tensor] = []
+    for lanes in _LANES:
+        whole = content.numel() // (8 * lanes) * (8 * lanes)
+        found += [content[:whole].view(torch.int64).view(-1, lanes).sum(0), content[whole:]]
+    return found
 
 
 def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:
