@@ -71,6 +71,11 @@ def rows(rounds: int, long: bool) -> list[Row]:
         ):
             found.append(Row.of(name, quantity, ratio[key], target))
         at_1024 = ratio["mixing"].median
+    case = "BERT-base 1 x 128, 4 layers"
+    further = speed.through_feed_forward(speed.bert(4), 128, rounds)
+    quantity = "mixing ratio through the feed-forward block"
+    found.append(Row.of(case, quantity, further["ratio"], speed.RATIO_THROUGH_FEED_FORWARD))
+    found.append(Row.of(case, "ffresln_n, the map", further["map"]))
     found.append(Row("BERT-base 1 x 512", "bare output_attentions=True", speed.attentions(bert, 1, 512, rounds)))
     del bert, llama
     faster = speed.against_materializing(rounds)

@@ -49,8 +49,8 @@ class Plan:
 
 PLANS = (
     Plan("smollm2", ("evidence",), 16, 40, left_out=("smoothgrad",)),
-    Plan("deberta", ("deletion", "agreement"), 16, texts="prompts.txt", left_out=("smoothgrad",)),
-    Plan("bert-base-ner", ("deletion", "agreement"), 12, texts="names.txt", left_out=("smoothgrad",)),
+    Plan("deberta", ("deletion", "agreement"), 12, texts="prompts.txt", left_out=("smoothgrad",)),
+    Plan("bert-base-ner", ("deletion", "agreement"), 10, texts="names.txt", left_out=("smoothgrad",)),
 )
 
 

@@ -155,6 +155,26 @@ def short_texts(rounds: int) -> dict[str, Spread]:
     return found
 
 
+#: What a ratio through the feed-forward block may cost. Of the layer's 12 products of the width squared it needs 12 more
+#: (its two matrices for what a position gives itself, the second again for the rest), and one for the self part: 25/12.
+RATIO_THROUGH_FEED_FORWARD = 2.2
+
+
+def through_feed_forward(lens: Lens, length: int, rounds: int = 5) -> dict[str, Spread]:
+    """The cost of mixing ratios through the feed-forward block, one text, and of the map."""
+    inputs = batch(1, length)
+    found: dict[str, Spread] = {}
+    # A map costs as much as length / 2 feed-forward blocks: a few rounds of it are enough to see that.
+    for name, measures, mixing, times in (
+        ("ratio", [], ["ffresln_n"], rounds),
+        ("map", ["ffresln_n"], None, max(2, rounds // 10)),
+    ):
+        works = {"plain": plain(lens, inputs), "work": analysis(lens, inputs, measures, mixing)}
+        taken = in_turns(works, times)
+        found[name] = Spread.of(taken["work"], taken["plain"])
+    return found
+
+
 def attentions(lens: Lens, rows: int, length: int, rounds: int = 5) -> float:
     """What bare `output_attentions=True` costs, which forces eager attention and keeps every weight."""
     inputs = batch(rows, length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from normlens.decompose.parts import pair_blocks
 from normlens.decompose.steps import Normalization
 from normlens.errors import DecompositionError, InputError
 from normlens.families.tiny import tiny_inputs, tiny_model
+from normlens.layer_proof import prove_end, prove_layer
 from normlens.measures import MEASURES, STANDARD
-from normlens.proof import Subject, prove_end, prove_layer
+from normlens.proof import Subject
 from normlens.request import Request
 from tests import tiny
 from tests.reference import layers as slow
@@ -194,6 +196,32 @@ def test_a_wrong_feed_forward_block_is_refused(family: str) -> None:
         prove_layer(block, values, subject)
 
 
+def test_the_spot_check_of_a_block_does_not_share_what_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slopes that are wrong where parts are carried, and right in the sums, are found."""
+    model = tiny_model("bert")
+    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    own = trees.slope_of
+    monkeypatch.setattr(trees, "slope_of", lambda *args: own(*args) * 1.01)
+    with pytest.raises(DecompositionError, match="ff_n of query"):
+        lens.analyze_inputs(inputs, measures=["ff_n"])
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "gpt2", "gemma2", "gpt_neox"])
+def test_value_zeroing_is_spot_checked(family: str) -> None:
+    model = tiny_model(family)
+    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    blocks: list[Block] = []
+    lens.run(inputs, Request.of(lens.anatomy, measures=["value_zeroing"]), lambda result, block: blocks.append(block))
+    subject = Subject(family, "a layer", "a module", torch.float32)
+    for block in blocks:
+        found = block.layer.value_zeroing
+        prove_layer(block, {"value_zeroing": found}, subject)
+        with pytest.raises(DecompositionError, match="value_zeroing of query"):
+            prove_layer(block, {"value_zeroing": found * 1.01}, subject)
+        with pytest.raises(DecompositionError, match="value_zeroing of query"):
+            prove_layer(block, {"value_zeroing": found.roll(1, -1)}, subject)
+
+
 def test_what_cannot_be_read_is_refused_for_those_measures_alone() -> None:
     model = tiny_model("gpt_oss")
     lens, inputs = Lens(model), tiny_inputs(model, padded=False)
@@ -211,7 +239,7 @@ def test_what_cannot_be_read_is_refused_for_those_measures_alone() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(["gelu", "silu", "tanh", "relu"]), st.booleans(), st.integers(0, 2**31))
 def test_a_frozen_block_is_the_block_where_it_was_frozen(name: str, gated: bool, seed: int) -> None:
-    """Parts in any split, with the constants, add up to the block; and a part scales with what is given."""
+    """What is left without a part and the constants is the other part; a part scales with what is given."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -225,9 +253,22 @@ def test_a_frozen_block_is_the_block_where_it_was_frozen(name: str, gated: bool,
     x, part = drawn(5, 6), drawn(5, 6)
     frozen, every = trees.Frozen(root, x, {}), slice(None)
     first, second = (frozen.carry(frozen.vectors_at(v), every) for v in (part, x - part))
-    constants = frozen.carry(frozen.constants_at(trees.Constants(5)), every, constants=True)
-    torch.testing.assert_close(first + second + constants, trees.computed(root, x))
+    at_stem = frozen.vectors_at(part)
+    known = {stem: at_stem(stem, every) for stem in trees.stems(root)}
+    torch.testing.assert_close(frozen.carry(frozen.rest_at(known, trees.Constants(5)), every), second)
+    plain = _without_constants(root)
+    bare = trees.Frozen(plain, x, {})
+    torch.testing.assert_close(bare.carry(bare.vectors_at(x), every), trees.computed(plain, x))
     torch.testing.assert_close(frozen.carry(frozen.vectors_at(-3 * part), every), -3 * first)
+
+
+def _without_constants(node: Any) -> Any:
+    """The same block with no bias anywhere: all that it gives is parts'."""
+    inner = {name: _without_constants(x) for name, x in vars(node).items() if isinstance(x, trees.Node)}
+    bare = {"bias": None} if hasattr(node, "bias") else {}
+    if isinstance(node, trees.Stem):
+        bare["steps"] = tuple(replace(step, beta=None) for step in node.steps)
+    return replace(node, **inner, **bare)
 
 
 # ---- rollout ---------------------------------------------------------------------------------------------------------

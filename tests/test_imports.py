@@ -17,6 +17,7 @@ ORDER = [
     ("decompose",),
     ("measures",),
     ("proof", "word_level"),
+    ("layer_proof",),
     ("anatomy",),
     ("request", "text"),
     ("capture", "streaming", "loading"),

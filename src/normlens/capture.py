@@ -42,17 +42,9 @@ from normlens.decompose.pairs import PairCollector, PairResults, Samples
 from normlens.decompose.steps import Shift, Step, linear
 from normlens.errors import AnatomyError, InputError
 from normlens.inputs import fresh, rows_of
+from normlens.layer_proof import prove_end, prove_layer, prove_shares
 from normlens.measures import SiteValues, measure, same_but_diagonal
-from normlens.proof import (
-    Subject,
-    pick_pairs,
-    prove,
-    prove_end,
-    prove_layer,
-    prove_shares,
-    prove_weights,
-    real_positions,
-)
+from normlens.proof import Subject, pick_pairs, prove, prove_weights, real_positions
 from normlens.request import Request, SitePlan
 from normlens.word_level import measure_words
 

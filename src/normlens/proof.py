@@ -35,9 +35,6 @@ from normlens.measures import MEASURES
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Pairs of query and key that are rebuilt from explicit vectors, per site and batch.
 SPOT_CHECKS = 4
-#: Maps of shares of which one row is rebuilt; the others are made of what is proved elsewhere.
-_REBUILT_SHARES = ("alti", "projection")
-
 _STAGE_WORDS = {"attn": "attention output", "res": "residual sum", "ln": "normalized sum"}
 
 
@@ -194,14 +191,14 @@ def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subject: Subject
         if name in ("f_norm", "af_norm"):
             lengths = np.linalg.norm(heads, axis=-1)
             explicit = lengths if name == "f_norm" else np.abs(weights) * lengths
-            errors[name] = _relative(entry, explicit, explicit.max(-1, keepdims=True)).max(-1)
+            errors[name] = relative(entry, explicit, explicit.max(-1, keepdims=True)).max(-1)
         elif name in MEASURES:
             if vectors is None:
                 vectors = explicit_parts(block, np.einsum("ph,phd->pd", weights, heads), pairs, found)
             stage = MEASURES[name].stage
             assert stage is not None, "only maps of vectors are sampled by row"
             length = np.linalg.norm(vectors[stage], axis=-1)
-            errors[name] = _relative(entry[np.arange(len(key)), key], length, entry.max(-1))
+            errors[name] = relative(entry[np.arange(len(key)), key], length, entry.max(-1))
     for name, error in errors.items():
         if not (error <= subject.tolerance).all():  # also true for NaN
             worst = int(np.nan_to_num(error, nan=np.inf).argmax())
@@ -209,7 +206,7 @@ def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subject: Subject
             raise subject.fail(f"{name} of query {query} and key {at}", float(error[worst]))
 
 
-def _relative(entry: np.ndarray, explicit: np.ndarray, most: np.ndarray) -> np.ndarray:
+def relative(entry: np.ndarray, explicit: np.ndarray, most: np.ndarray) -> np.ndarray:
     """How far an entry is off, with some allowance where the rest of its row is far larger."""
     error: np.ndarray = np.abs(entry - explicit) / (explicit + 1e-3 * most + 1e-30)
     return error
@@ -254,27 +251,28 @@ def explicit_parts(
     if t.branch:
         y = rows["projected"].astype(np.float64)
         for step in t.branch:
-            parts, y = _explicit_step(step, parts, y), _explicit_step(step, y, y) + _explicit_shift(step)
+            parts, y = explicit_step(step, parts, y), explicit_step(step, y, y) + explicit_shift(step)
     if t.stream_weights is not None:
         parts = np.einsum("ps,pd->psd", rows["streams"].astype(np.float64), parts).reshape(len(parts), -1)
     if t.self_attends:
         own = np.array([[query == key] for _, query, key in pairs])
         parts = parts + rows["residual"] * own
     found["res"] = parts
-    found["ln"] = parts if t.norm is None else _explicit_step(t.norm, parts, rows["total"].astype(np.float64))
+    found["ln"] = parts if t.norm is None else explicit_step(t.norm, parts, rows["total"].astype(np.float64))
     found["enc"] = found["ln"]
     if t.end is not None and t.end.norm is not None:
-        found["enc"] = _explicit_step(t.end.norm, found["ln"], rows["end"].astype(np.float64))
+        found["enc"] = explicit_step(t.end.norm, found["ln"], rows["end"].astype(np.float64))
     return found
 
 
-def _explicit_shift(step: Step) -> np.ndarray | float:
+def explicit_shift(step: Step) -> np.ndarray | float:
+    """What a step adds that belongs to no part."""
     step = host_copy(step)
     shift = step.vector if isinstance(step, Shift) else step.beta if isinstance(step, Normalization) else None
     return 0.0 if shift is None else shift.numpy()
 
 
-def _explicit_step(step: Step, part: np.ndarray, y: np.ndarray) -> np.ndarray:
+def explicit_step(step: Step, part: np.ndarray, y: np.ndarray) -> np.ndarray:
     """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
     step = host_copy(step)
     if isinstance(step, Shift):
@@ -354,72 +352,6 @@ def check_output(
             f"{error:.2g} (allowed: {subject.tolerance:.0e}); nothing is returned, since it would describe another model"
         )
     return error
-
-
-# ---- past the attention block: the end of the layer, feed-forward maps, maps of shares ------------------------------------
-
-
-def prove_end(block: Block, query_mask: Bool[Tensor, "batch query"], subject: Subject) -> Float[Tensor, " batch"]:
-    """The largest relative error of what follows the attention block, for each sequence; too large is an error."""
-    end = block.tensors.end
-    assert end is not None, "what follows the block must have been captured"
-    found = {} if end.feed_forward is None else block.layer.gaps()
-    last = end.gap()
-    if last is not None:
-        found["normalized sum at the end of the layer"] = last
-    if not found:
-        return torch.zeros(len(query_mask), dtype=torch.float64)
-    return proved_gaps(torch.stack(list(found.values())), list(found), query_mask, subject)
-
-
-def prove_layer(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
-    """Rebuild the sampled entries of the feed-forward maps: vectors as they are, through a block worked out anew.
-
-    Neither heads nor captured products are used, and every part is added up before the first matrix. The block itself is
-    carried through in the working dtype and with the slopes of the path that is checked: their sum is proved by `prove_end`.
-    """
-    places = {name: place for name in values if (place := MEASURES[name].place) is not None}
-    if not places:
-        return
-    t, layer = block.tensors, block.layer
-    device = t.values.device
-    batch, query, key = torch.tensor(t.pairs.samples, device=device).unbind(-1)
-    found = explicit_stages(block, t.pairs.samples, t.pairs.sampled_weights)
-    stages = {stage: torch.from_numpy(vectors).to(t.values.dtype).to(device) for stage, vectors in found.items()}
-    explicit = layer.explicit(batch, query, key, stages)
-    for name, place in places.items():
-        length, rows = explicit[place].norm(dim=-1), values[name][batch, query]
-        entry = rows[torch.arange(len(key), device=device), key]
-        errors = (entry - length).abs() / (length + 1e-3 * rows.amax(-1) + 1e-30)
-        if not bool((errors <= subject.tolerance).all()):
-            worst = int(errors.nan_to_num(torch.inf).argmax())
-            where = f"query {int(query[worst])} and key {int(key[worst])}"
-            raise subject.fail(f"{name} of {where}", float(errors[worst]))
-
-
-def prove_shares(block: Block, values: Mapping[str, Tensor], subject: Subject) -> None:
-    """Rebuild one row of each map of shares from explicit vectors; a difference is an error."""
-    names = [name for name in _REBUILT_SHARES if name in values]
-    if not names:
-        return
-    t = block.tensors
-    row, query, _ = t.pairs.samples[0]
-    beside = None if t.self_attends else block.residual_at("ln")
-    gathered = [block.output[row, query], *([] if beside is None else [beside[row, query]])]
-    y, *residual = (array.astype(np.float64) for array in on_host(gathered))
-    pairs = tuple((row, query, key) for key in range(t.values.shape[2]))
-    parts = explicit_stages(block, pairs, block.weights[row, :, query].T)["ln"]
-    found = on_host([values[name][row, query] for name in names])
-    for name, shares in zip(names, found, strict=True):
-        if name == "alti":
-            parted = np.stack([*parts, *(residual or [np.zeros_like(y)])])
-            nearer = np.maximum(np.abs(y).sum() - np.abs(y - parted).sum(-1), 0)
-            explicit = nearer[:-1] / (nearer.sum() or 1.0)
-        else:
-            explicit = parts @ y / np.square(y).sum()
-        error = float(np.abs(shares - explicit).max() / max(np.abs(explicit).max(), 1e-30))
-        if not error <= subject.tolerance:
-            raise subject.fail(f"{name} of query {query}", error)
 
 
 def explicit_stages(

@@ -4,19 +4,21 @@ The block is a small tree of nodes, read from the model by the anatomy: linear m
 activations by their slope `(g(z) - g(0)) / z`, gated units by the integrated gradient from zero, further linear maps,
 weights of a router that are held. `Frozen` works the tree out at the model's own vectors, one row per position, and then
 carries any part of them through: parts are given at the stems, since products with the first matrices can be had in more
-than one way. Biases belong to no part; `constants=True` carries what they bring.
+than one way. Biases belong to no part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from normlens.decompose.activations import Activation, derivative_at_zero, gate_factors, slope_of
+from normlens.decompose.block import RandomCheck
 from normlens.decompose.steps import Normalization, Scaling, Shift, Step, applied, inverse_scale, linear
 
 
@@ -29,6 +31,26 @@ class Stem:
     bias: Float[Tensor, " width"] | None
     seen: Hashable | None = None
 
+    @cached_property
+    def check(self) -> RandomCheck:
+        """What the matrix must do, along random directions."""
+        return RandomCheck.of(self.weight, self.bias)
+
+    def constants(self, vectors: Float[Tensor, "term model"] | None) -> Float[Tensor, "row width"]:
+        """What the matrix makes of fixed vectors, and the bias in a row after them.
+
+        The vectors are the same in every pass, and reading the whole matrix for them is not cheap: the last answer is kept.
+        """
+        if vectors is None:
+            return self.weight.new_zeros(0, self.weight.shape[-1]) if self.bias is None else self.bias.unsqueeze(0)
+        kept: tuple[Tensor, Tensor] | None = self.__dict__.get("_kept")
+        # Off the CPU the product is nothing, and the host would have to wait for the comparison.
+        if kept is None or vectors.device.type != "cpu" or not torch.equal(kept[0], vectors):
+            rows = vectors @ self.weight
+            kept = vectors, rows if self.bias is None else torch.cat([rows, self.bias.unsqueeze(0)])
+            self.__dict__["_kept"] = kept
+        return kept[1]
+
 
 @dataclass(frozen=True, eq=False)
 class Affine:
@@ -37,6 +59,11 @@ class Affine:
     source: Node
     weight: Float[Tensor, "input output"]
     bias: Float[Tensor, " output"] | None
+
+    @cached_property
+    def check(self) -> RandomCheck:
+        """What the matrix must do, along random directions."""
+        return RandomCheck.of(self.weight, self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +296,7 @@ class Frozen:
         z, value = self._value(node.source), self._active(node)
         zero = node.act(torch.zeros((), dtype=z.dtype, device=z.device))
         constant = None if zero.ndim == 0 and float(zero) == 0 else zero
-        self._held[node] = (slope_of(z, value, constant, lambda: derivative_at_zero(node.act)), zero)
+        self._held[node] = (slope_of(z, value, constant, lambda: derivative_at_zero(node.act)),)
         return value
 
     def _routed(self, node: Experts) -> Tensor:
@@ -287,43 +314,32 @@ class Frozen:
 
     # ---- the affine map ------------------------------------------------------------------------------------------
 
-    def carry(
-        self, at_stem: AtStem, rows: slice | Tensor, *, constants: bool = False
-    ) -> Float[Tensor, "row *pairs model"]:
-        """What the block makes of a part of these rows; with `constants`, of a part that has all biases too."""
-        hidden = self.before_last(at_stem, rows, constants=constants)
-        return self.last(hidden, constants=constants)
+    def carry(self, at_stem: AtStem, rows: slice | Tensor) -> Float[Tensor, "row *pairs model"]:
+        """What the block makes of a part of these rows."""
+        return self.last(self.before_last(at_stem, rows))
 
-    def before_last(
-        self, at_stem: AtStem, rows: slice | Tensor, *, constants: bool = False
-    ) -> Float[Tensor, "row *pairs width"]:
+    def before_last(self, at_stem: AtStem, rows: slice | Tensor) -> Float[Tensor, "row *pairs width"]:
         """The same up to the last matrix."""
-        node = self.root.source if isinstance(self.root, Affine) else self.root
-        return self._carried(node, at_stem, rows, constants)
+        return self._carried(self.root.source if isinstance(self.root, Affine) else self.root, at_stem, rows)
 
-    def last(self, hidden: Tensor, *, constants: bool = False) -> Tensor:
+    def last(self, hidden: Tensor) -> Tensor:
         """What the last matrix makes of it."""
-        if not isinstance(self.root, Affine):
-            return hidden
-        return _affine(hidden, self.root.weight, self.root.bias if constants else None)
+        return hidden @ self.root.weight if isinstance(self.root, Affine) else hidden
 
-    def _carried(self, node: Node, at_stem: AtStem, rows: slice | Tensor, constants: bool) -> Tensor:
+    def _carried(self, node: Node, at_stem: AtStem, rows: slice | Tensor) -> Tensor:
         def inner(child: Node) -> Tensor:
-            return self._carried(child, at_stem, rows, constants)
+            return self._carried(child, at_stem, rows)
 
         match node:
             case Stem():
-                part = at_stem(node, rows)
-                return part + node.bias if constants and node.bias is not None else part
+                return at_stem(node, rows)
             case Affine():
-                return _affine(inner(node.source), node.weight, node.bias if constants else None)
+                return inner(node.source) @ node.weight
             case Columns():
                 return inner(node.source)[..., node.start : node.stop]
             case Bend():
                 part = inner(node.source)
-                slope, zero = self._held[node]
-                part = part * _among(slope[rows], part)
-                return part + zero if constants else part
+                return part * _among(self._held[node][0][rows], part)
             case Gated():
                 left, right = inner(node.gate.source), inner(node.other)
                 to_a, to_b = (_among(factor[rows], left) for factor in self._held[node])
@@ -339,16 +355,14 @@ class Frozen:
                 for step, scale in zip(node.steps, self._held[node], strict=True):
                     part = linear((step,), part)
                     part = part if scale.ndim == 0 else part * _among(scale[rows], part)
-                    shift = step.vector if isinstance(step, Shift) else None if isinstance(step, Scaling) else step.beta
-                    part = part + shift if constants and shift is not None else part
                 return part
             case Weighted():
                 part = inner(node.source)
                 return part * _among(self._held[node][0][rows], part)
             case Experts():
-                return self._carried_by_experts(node, at_stem, rows, constants)
+                return self._carried_by_experts(node, at_stem, rows)
 
-    def _carried_by_experts(self, node: Experts, at_stem: AtStem, rows: slice | Tensor, constants: bool) -> Tensor:
+    def _carried_by_experts(self, node: Experts, at_stem: AtStem, rows: slice | Tensor) -> Tensor:
         numbers = torch.arange(len(self.x), device=self.x.device)[rows]
         place = torch.full((len(self.x),), -1, device=self.x.device)
         place[numbers] = torch.arange(len(numbers), device=self.x.device)
@@ -363,7 +377,7 @@ class Frozen:
             def of_expert(stem: Stem, _: slice | Tensor, outer: Tensor = outer) -> Tensor:
                 return at_stem(stem, outer)
 
-            part = frozen.carry(of_expert, inside, constants=constants)
+            part = frozen.carry(of_expert, inside)
             part = part * _among(weight[inside], part)
             if out is None:
                 out = part.new_zeros(len(numbers), *part.shape[1:])
@@ -390,12 +404,12 @@ class Frozen:
 
         return at_stem
 
-    def constants_at(self, constants: Constants) -> AtStem:
-        """What belongs to no position of each row: the constants that enter, and those of the steps before each stem."""
+    def rest_at(self, known: Mapping[Stem, Float[Tensor, "row width"]], constants: Constants) -> AtStem:
+        """What is left at the stems without a known part there, and without what belongs to no position."""
 
         def at_stem(stem: Stem, rows: slice | Tensor) -> Tensor:
-            found = constants.through(stem.steps, self.x)
-            return found.times(stem.weight, rows)
+            left = self._values[stem] - known[stem]
+            return constants.through(stem.steps, self.x).take_off(left, stem)[rows]
 
         return at_stem
 
@@ -430,12 +444,11 @@ class Constants:
         """With one more vector, the same in every row."""
         return self if vector is None else Constants(self.rows, (*self.terms, (None, vector)))
 
-    def times(self, weight: Float[Tensor, "model width"], rows: slice | Tensor) -> Float[Tensor, "row width"]:
-        """The sum times a matrix: a product of a few vectors, not of one per row."""
-        count = len(torch.empty(self.rows, 0)[rows])
-        if not self.terms:
-            return weight.new_zeros(count, weight.shape[-1])
-        products = torch.stack([vector for _, vector in self.terms]) @ weight
-        one = weight.new_ones(count, 1)
-        coefficients = torch.cat([one if c is None else c[rows] for c, _ in self.terms], dim=1)
-        return coefficients @ products
+    def take_off(self, vectors: Float[Tensor, "row width"], stem: Stem) -> Float[Tensor, "row width"]:
+        """Take the sum, as a stem sees it, off these vectors, in place: a product of a few vectors, not of one per row."""
+        fixed = stem.constants(torch.stack([vector for _, vector in self.terms]) if self.terms else None)
+        if not len(fixed):
+            return vectors
+        one = vectors.new_ones(self.rows, 1)
+        coefficients = [one if c is None else c for c, _ in self.terms] + [one] * (len(fixed) - len(self.terms))
+        return vectors.addmm_(torch.cat(coefficients, dim=1), fixed, alpha=-1)

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from normlens.decompose.block import Block, RandomCheck, gap
+from normlens.decompose.block import Block, gap
 from normlens.decompose.feed_forward import (
     Affine,
     AtStem,
@@ -30,6 +30,7 @@ from normlens.decompose.feed_forward import (
     computed,
     entered,
     has_constants,
+    has_experts,
     stems,
 )
 from normlens.decompose.parts import (
@@ -40,7 +41,6 @@ from normlens.decompose.parts import (
     pair_blocks,
     weighted_sums,
 )
-from normlens.decompose.stages import Stage
 from normlens.decompose.steps import Step, applied, inverse_scale, linear, scale_through
 
 #: Where a part is looked at: the feed-forward output, the sum with the stream, the normalized sum.
@@ -135,41 +135,33 @@ class LayerParts:
         return self.x if self.tensors.beside is not None else self.block.self_vectors("ln").flatten(0, 1)
 
     @cached_property
-    def _hidden_own(self) -> Float[Tensor, "row width"]:
-        return self.frozen.before_last(self.frozen.vectors_at(self._entering_own), slice(None))
+    def _own_at_stems(self) -> dict[Stem, Float[Tensor, "row width"]]:
+        at_stem = self.frozen.vectors_at(self._entering_own)
+        return {stem: at_stem(stem, slice(None)) for stem in stems(self.tensors.root)}
 
     @cached_property
     def _fed_own(self) -> Float[Tensor, "batch query model"]:
-        return self._by_query(self.frozen.last(self._hidden_own))
+        own, inside = self._own_at_stems, self.frozen.vectors_at(self._entering_own)
+        fed = self.frozen.carry(lambda stem, rows: own[stem][rows] if stem in own else inside(stem, rows), slice(None))
+        return self._by_query(fed)
 
     @cached_property
     def _fed_context(self) -> Float[Tensor, "batch query model"]:
         """The rest: what the block gave, less what the position gave itself and what belongs to nobody.
 
-        Up to the last matrix that is a difference of what is known already; the constants are a few vectors.
+        At the stems that is a difference of what is known already; the constants are a few vectors.
         """
-        frozen, root = self.frozen, self.tensors.root
-        at_stem = self._constants_at()
-        if at_stem is None:
-            return self.tensors.output - self._fed_own
-        hidden = frozen.hidden - self._hidden_own - frozen.before_last(at_stem, slice(None), constants=True)
-        return self._by_query(frozen.last(hidden) if isinstance(root, Affine) else hidden)
-
-    def _constants_at(self) -> AtStem | None:
-        """What belongs to no position where the block begins, at the stems; None where there is nothing of the kind."""
-        t = self.block.tensors
-        if t.others is not None:  # a shift on the residual, or another branch: the remainder, by row
-            known = self.block.self_vectors("ln") + self.block.context_vectors("ln")
-            return self._remainder_at((self.block.output - known).flatten(0, 1))
-        rows = Constants(len(self.x)).plus(t.bias).through(t.branch, t.projected.flatten(0, 1))
+        t, frozen, root = self.block.tensors, self.frozen, self.tensors.root
+        constants = Constants(len(self.x)).plus(t.bias).through(t.branch, t.projected.flatten(0, 1))
         if t.norm is not None:
-            rows = rows.through((t.norm,), t.total.flatten(0, 1))
-        nothing = not rows.terms and not has_constants(self.tensors.root)
-        return None if nothing else self.frozen.constants_at(rows)
-
-    def _remainder_at(self, vectors: Float[Tensor, "row model"]) -> AtStem:
-        inside, shifts = self.frozen.vectors_at(vectors), self.frozen.constants_at(Constants(len(self.x)))
-        return lambda stem, rows: inside(stem, rows) + shifts(stem, rows)
+            constants = constants.through((t.norm,), t.total.flatten(0, 1))
+        if t.others is None and not constants.terms and not has_constants(root):
+            return self.tensors.output - self._fed_own
+        if t.others is None and not has_experts(root):
+            at_stem = frozen.rest_at(self._own_at_stems, constants)
+        else:  # a shift on the residual, another branch, experts: by the vectors themselves
+            at_stem = frozen.vectors_at(self.block.context_vectors("ln").flatten(0, 1))
+        return self._by_query(frozen.carry(at_stem, slice(None)))
 
     def _by_query(self, rows: Float[Tensor, "row any"]) -> Float[Tensor, "batch query any"]:
         return rows.view(*self.block.tensors.total.shape[:2], -1)
@@ -290,12 +282,10 @@ class LayerParts:
         """
         root, found = self.tensors.root, {}
         for n, stem in enumerate(s for s in stems(root) if s.seen is not None):
-            check = RandomCheck.of(stem.weight, stem.bias)
-            gaps = check.gaps(self._by_query(entered(stem.steps, self.x)), self.tensors.seen[stem.seen])
+            gaps = stem.check.gaps(self._by_query(entered(stem.steps, self.x)), self.tensors.seen[stem.seen])
             found[f"matrix {n + 1} of the feed-forward block"] = torch.stack(gaps)
         if isinstance(root, Affine):
-            check = RandomCheck.of(root.weight, root.bias)
-            gaps = check.gaps(self._by_query(self.frozen.hidden), self.tensors.output)
+            gaps = root.check.gaps(self._by_query(self.frozen.hidden), self.tensors.output)
             found["feed-forward output"] = torch.stack(gaps)
         else:
             found["feed-forward output"] = gap(self._by_query(self.frozen.hidden), self.tensors.output)
@@ -306,27 +296,3 @@ class LayerParts:
         elif self.block.tensors.others is not None:
             found["branch beside attention"] = gap(arriving, self.block.tensors.others)
         return found
-
-    def explicit(
-        self,
-        batch: Int[Tensor, " pair"],
-        query: Int[Tensor, " pair"],
-        key: Int[Tensor, " pair"],
-        parts: Mapping[Stage, Float[Tensor, "pair model"]],
-    ) -> dict[Place, Float[Tensor, "pair model"]]:
-        """The parts of single pairs at each place, from their vectors, through blocks that are worked out anew."""
-        rows = batch * self.block.tensors.total.shape[1] + query
-        held = {name: v.flatten(0, 1)[rows] for name, v in self.tensors.seen.items()}
-        for stem in stems(self.tensors.root):
-            held.pop(stem.seen, None)
-        x = self.x[rows]
-        frozen = Frozen(self.tensors.root, x, held)
-        if self.tensors.beside is None:
-            part = entering = parts["ln"].to(x)
-        else:
-            part, entering = parts["res"].to(x), x * (query == key).unsqueeze(-1)
-        fed = frozen.carry(frozen.vectors_at(entering), slice(None))
-        branch, end = (
-            None if scale is None else scale.flatten(0, 1)[rows] for scale in (self._branch_scale, self._end_scale)
-        )
-        return self._places(fed, part, branch, end)
