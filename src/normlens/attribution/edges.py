@@ -91,9 +91,12 @@ def with_heads(x: Tensor, rows: int) -> Tensor | None:
     return None
 
 
-def all_edges(weights: AttentionWeights, values: Tensor, gradient: Tensor, rows: int) -> Tensor | None:
-    """Row, head, query, key; None where weights and values do not fit each other."""
+def all_edges(
+    weights: AttentionWeights, values: Tensor, gradient: Tensor, rows: int
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Row, head, query, key, and their sums by row and head; None where weights and values do not fit each other."""
     found: Tensor | None = None
+    total: Tensor | None = None
     queries, keys = gradient.shape[-2], values.shape[-2]
     for first, block in _blocks(weights, values, gradient, rows):
         if found is None:
@@ -101,7 +104,9 @@ def all_edges(weights: AttentionWeights, values: Tensor, gradient: Tensor, rows:
             shape = (rows, block.shape[1], queries, keys)
             found = torch.zeros(shape, dtype=kind, device=block.device)
         found[:, :, first : first + block.shape[2], : block.shape[3]] = block
-    return found
+        given = block.sum((-1, -2))  # while the block is in the cache
+        total = given if total is None else total + given
+    return (None, None) if found is None or total is None else (found, total.cpu().double())
 
 
 def strongest_edges(

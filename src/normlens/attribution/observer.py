@@ -59,6 +59,7 @@ class Attention:
     by_head: bool  # whether the output stands as row, head, query, width
     heads: Tensor | None = None  # row head
     edges: Tensor | None = None  # row head query key
+    edge_sums: Tensor | None = None  # row head
     top: TopEdges | None = None
 
     @property
@@ -68,9 +69,7 @@ class Attention:
             return None
         if self.top is not None:
             return (self.top.total - self.heads.sum(1)).abs()
-        if self.edges is None:
-            return None
-        return (self.edges.sum((-1, -2)).cpu().double() - self.heads).abs().sum(1)
+        return None if self.edge_sums is None else (self.edge_sums - self.heads).abs().sum(1)
 
 
 @dataclass
@@ -270,7 +269,7 @@ class Observer:
         for entrance in self.entrances:
             entrance.given = None
         for attention in self.attentions:
-            attention.heads = attention.edges = attention.top = None
+            attention.heads = attention.edges = attention.edge_sums = attention.top = None
         for block in self.blocks:
             block.given = None
 
@@ -417,7 +416,7 @@ class Observer:
             if not self.wanted.edges or weights is None:
                 return
             if self.wanted.edges_top is None:
-                found.edges = all_edges(weights, held.tensor, gradient, self.rows)
+                found.edges, found.edge_sums = all_edges(weights, held.tensor, gradient, self.rows)
             else:
                 found.top = strongest_edges(weights, held.tensor, gradient, self.rows, self.wanted.edges_top)
 
