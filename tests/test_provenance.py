@@ -30,7 +30,7 @@ def tensors() -> dict[str, Tensor]:
 def model_of(found: dict[str, Tensor]) -> nn.Module:
     model = nn.Module()
     for name, tensor in found.items():
-        model.register_buffer(name.replace(" ", "_"), tensor)
+        model.register_buffer("of_" + name.replace(" ", "_"), tensor)
     return model
 
 
