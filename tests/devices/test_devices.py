@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 #: Cases of one process, by a word in their names: a few processes are started, not one for each case.
 GROUPS = {
     "maps": ("maps", "in_blocks", "stream", "float64", "ratios_alone", "too_long", "parameters"),
-    "uses": ("words", "weights_alone", "generate", "corpus", "alignment", "explain"),
-    "precision": ("half", "autocast", "tensor_float32", "two_devices", "compiled"),
+    "uses": ("words", "further_maps", "weights_alone", "generate", "corpus", "alignment", "explain"),
+    "precision": ("half", "autocast", "tensor_float32", "two_devices", "compiled", "bench"),
 }
 
 

@@ -92,6 +92,7 @@ class Grams:
             self._lengths = values.new_empty(keys * batch, count, heads)
         self.own = None if diagonal is None else values.new_empty(batch, keys, model)
         self.late = 0
+        self._lost: Tensor | None = None  # whether digits were lost since somebody asked; off the CPU
 
     def lengths(self, stage: int) -> Float[Tensor, "batch head key"]:
         """`‖f_h(x_j)‖` at a stage, for the keys that were reached."""
@@ -174,8 +175,8 @@ class Grams:
         `weights` holds the queries from `start` on and the keys that they see, which must have been reached; the result
         goes to their place in `out`. The quadratic form's rounding error is at most about
         `eps (sum_h |a_h| ‖f_h‖)^2`. Where the heads cancel so far that this shows in the root (below `CANCELLATION` of
-        that square), the pair is worked out again from its vectors in float64; everywhere else the relative error of
-        the norm stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
+        that square), the pair is worked out again from its vectors in float64 (on another device it is -1 until `mend`, if
+        `digits_lost`); everywhere else the relative error of the norm stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
         """
         batch, _, queries, keys = weights.shape
         here = out[:, :, start : start + queries, :keys]
@@ -194,8 +195,27 @@ class Grams:
         else:
             seen = keys * batch
             lost = _quadratic_norms(weights, self._matrices[:seen], self._lengths[:seen], here)
-        if bool(lost.any()):
-            self._recompute(lambda batch, query, key: weights[batch, :, query, key], here)
+        if lost.device.type == "cpu":
+            if bool(lost.any()):
+                self.mend(weights, start, out)
+        else:
+            found = lost.any()
+            self._lost = found if self._lost is None else self._lost | found
+
+    def digits_lost(self) -> bool:
+        """Whether there are pairs for `mend` since this was asked last: of another device, one wait for all blocks."""
+        lost, self._lost = self._lost, None
+        return lost is not None and bool(lost)
+
+    def mend(
+        self,
+        weights: Float[Tensor, "batch head block seen"],
+        start: int,
+        out: Float[Tensor, "stage batch query key"],
+    ) -> None:
+        """Work out again what `norms` of the same block has lost."""
+        here = out[:, :, start : start + weights.shape[2], : weights.shape[3]]
+        self._recompute(lambda batch, query, key: weights[batch, :, query, key], here)
 
     def fused_norms(
         self,

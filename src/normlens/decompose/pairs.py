@@ -99,7 +99,10 @@ class PairCollector:
             single = self._scratch.prefers_fused(numbers, inputs.query.device)
         fused = attend_fused(inputs, self._scratch) if single else None
         if fused is None:
-            return attend(inputs, self.feed, self._scratch)
+            output = attend(inputs, self._take, self._scratch)
+            if self._grams is not None and self._grams.digits_lost():  # rare, and worth computing the weights again
+                attend(inputs, self._mend, self._scratch)
+            return output
         self._take_fused(fused)
         return fused.output
 
@@ -121,9 +124,22 @@ class PairCollector:
 
     def feed(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         """Take the weights of the queries from `start` on; keys beyond the last column have none."""
+        self._take(alpha, start)
+        if self._grams is not None and self._grams.digits_lost():
+            self._mend(alpha, start)
+
+    def _mend(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
+        assert self._grams is not None, "only norms lose digits"
+        self._grams.mend(self._weighted(alpha.to(self._values.dtype), start), start, self._norms)
+
+    def _weighted(self, alpha: Float[Tensor, "batch head block key"], start: int) -> Tensor:
+        """The weights with their factors."""
+        return alpha if self._factor is None else alpha * self._factor[:, :, start : start + alpha.shape[2]]
+
+    def _take(self, alpha: Float[Tensor, "batch head block key"], start: int) -> None:
         alpha = alpha.to(self._values.dtype)
         stop, keys = start + alpha.shape[2], alpha.shape[3]
-        weights = alpha if self._factor is None else alpha * self._factor[:, :, start:stop]
+        weights = self._weighted(alpha, start)
         if self._mean is not None or self._totals is not None:
             mean = alpha.mean(1)
             if self._totals is not None:
