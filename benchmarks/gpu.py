@@ -38,7 +38,7 @@ WORKS = {
     "plain": "plain forward pass",
     "maps": "five maps, five mixing ratios, f_norm",
     "mixing": "mixing ratio alone",
-    "explain": "explain, default parts",
+    "explain": "explain one of the sequences, default parts",
 }
 Tensors = dict[str, torch.Tensor]
 
@@ -335,11 +335,10 @@ def estimate_page(rows: list[tuple[str, str, list[str]]]) -> str:
         "|---|---|---|---|" + "---|---|" * len(CARDS),
         *(f"| {name} | {work} | {' | '.join(cells)} |" for name, work, cells in rows),
         "",
-        "Our own products run in float32 without TF32, whatever the model's dtype. Small batches are bound by",
-        "launches: the plain pass has few and large ones, so the ratio there is that of the launches. For long",
-        "sequences the passes over the weights of all pairs count, which mixing ratios alone never have. The fused",
-        "kernel (`decompose/quadratic_kernel.py`) has none of them either and is not in this estimate. Long Llama",
-        "sequences follow from three short ones.",
+        "Our own products run in float32 without TF32, whatever the model's dtype: beside a model in bfloat16 they",
+        "weigh more. For long sequences the passes over the weights of all pairs count, and the maps on their way to",
+        "the host; mixing ratios alone have neither. The fused kernel (`decompose/quadratic_kernel.py`) has no such",
+        "passes and is not in this estimate. What Llama does at 4,096 positions follows from three short lengths.",
         "",
     ]
     return "\n".join(lines)

@@ -85,10 +85,11 @@ SHAPES: dict[str, tuple[Any, Limits]] = {
     "llama": (llama_heads, Limits(waits=6, copies=10, launches=400)),
 }
 #: Counted by name alone: at its full length with 8 GB left, so in four blocks; with other measures; and another question.
+#: The latter two were never asked to be sparing: the limits are what they ask today.
 BY_NAME: dict[str, tuple[Any, Limits]] = {
     "llama 4096": (llama_long, Limits(waits=6, copies=10, launches=400)),
-    "further": (bert_short, Limits(waits=10**9, copies=10**9, launches=10**9)),
-    "explain": (bert_short, Limits(waits=10**9, copies=10**9, launches=10**9)),
+    "further": (bert_short, Limits(waits=25, copies=22, launches=640)),
+    "explain": (bert_short, Limits(waits=20, copies=20, launches=90)),
 }
 FURTHER = ["alti", "enc_n", "ff_n", "ffres_n", "ffresln_n"]
 
