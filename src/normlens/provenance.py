@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Lanes in which a tensor's content is added up, twice: numbers can change places unseen only over a common multiple.
-_LANES = (1019, 1021)
+#: Primes. A tensor's content is added up in as many lanes, for the first two that do not divide its size: rows can change
+#: places unseen only over a multiple of both, a million rows.
+_LANES = (1019, 1021, 1031, 1033, 1039, 1049)
 
 
 @cache
@@ -55,7 +56,7 @@ def _sums_by_lane(tensor: Tensor) -> list[Tensor]:
         flat = flat.clone()
     content = flat.view(torch.uint8)
     found: list[Tensor] = []
-    for lanes in _LANES:
+    for lanes in [prime for prime in _LANES if flat.numel() % prime][:2]:
         whole = content.numel() // (8 * lanes) * (8 * lanes)
         found += [content[:whole].view(torch.int64).view(-1, lanes).sum(0), content[whole:]]
     return found
