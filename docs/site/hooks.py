@@ -32,7 +32,7 @@ NAV: dict[str, list[str]] = {
         "projection.md",
         "corpus.md",
         "cluster.md",
-        "devices.md",
+        "howto/gpus.md",
         "howto/other_tools.md",
     ],
     "Papers": ["reproduce.md", "reproduction.md"],

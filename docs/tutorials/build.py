@@ -51,7 +51,7 @@ def run(made: Any, folder: Path) -> Any:
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return NotebookClient(
-        made, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        made, timeout=1800, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
 
 
