@@ -17,7 +17,7 @@ NUMBERS = ["0", "-1", "1", str(10**12), str(2**63), str(10**40), "nan", "inf", "
 TEXTS = [
     "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/proc/nope/x",
     "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}", "a\nb", "\x1b[31m",
-    "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1:" + "9" * 30, "true", "None", "-1",
+    "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
 ]  # fmt: skip
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: Fewer pieces than this are looked at sooner than other processes have started.
 WORTH_STARTING = 8
 
+#: More workers than this are a slip of the keyboard: each of them would be started.
+MOST_WORKERS = 10_000
+_MOST_PROCESSES = 1024  # of one machine
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -52,6 +56,8 @@ class Resources:
             raise InputError(f"workers are a number, or the fewest and the most as MIN:MAX: got {workers!r}") from None
         if most < 1 or fewest < 0 or most < fewest:
             raise InputError(f"there must be at least one worker, and no more at least than at most: got {workers}")
+        if most > MOST_WORKERS:
+            raise InputError(f"a run has at most {MOST_WORKERS} workers: got {workers}; use fewer --workers")
         if threads is not None and threads < 1:
             raise InputError(f"a worker needs at least one thread: got {threads}")
         if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
@@ -155,6 +161,10 @@ def engine_of(name: str, resources: Resources, address: str | None = None) -> En
             )
         workers = max(resources.fewest, min(resources.most, os.cpu_count() or 1), 1)
         workers = resources.most if resources.fewest == resources.most else workers
+        if workers > _MOST_PROCESSES:
+            raise InputError(
+                f"one machine has at most {_MOST_PROCESSES} workers: got {workers}; use fewer --workers, or --engine ray"
+            )
         return InProcess() if workers == 1 else ProcessPool(workers, resources.threads)
     if name == "ray":
         from normlens.corpus.running.ray_engine import RayEngine
