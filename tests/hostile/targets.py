@@ -50,7 +50,6 @@ def warm_up() -> None:
     import normlens.corpus.running.run
     import normlens.experiments.comparison
     import normlens.faithfulness.report
-    import normlens.families.survey
     import normlens.viewer.page  # noqa: F401
 
     for lens in (tiny(), tiny_masked(), tiny_causal()):
@@ -299,7 +298,6 @@ def _make_stopped_alignment(folder: Path) -> None:
 
 _STUDY = ["faithful", "--method", "gradient_x_input", "--protocol", "agreement", "--limit", "2", "--out", "out"]
 _PROJECT = ["project", "--model", "0", "--source", "source", "--target", "target", "--format", "html", "--out", "out"]
-_REPRODUCE = ["reproduce", "kobayashi2021", "--data", "data.txt", "--single", "--limit", "4", "--max-length", "32"]
 _COMPARE = ["compare", "a", "b", "--data", "data.txt", "--out", "out", "--single"]
 _ALIGN = ["align", "--model", "0", "--source", "source", "--target", "target", "--out", "out"]
 
@@ -407,11 +405,6 @@ TARGETS: list[Target] = [
         damage=("data.txt",), own=("out", "compare"), prepare=use_tiny, misused=True,
     ),
     Target(
-        "reproduce", lambda folder: (folder / "data.txt").write_text("\n".join(TEXTS)) and None,
-        lambda folder: [*_REPRODUCE, "--out", "out"],
-        damage=("data.txt",), own=("out", "reproduce"), prepare=use_tiny, misused=True,
-    ),
-    Target(
         "faithful-texts", _make_texts, lambda folder: [*_STUDY, "--texts", "texts.txt"],
         damage=("texts.txt",), own=("out", "faithful"), prepare=use_masked, misused=True,
     ),
@@ -428,7 +421,4 @@ TARGETS: list[Target] = [
         damage=("source", "target"), own=("out*", "cache"), prepare=use_translation, misused=True,
     ),
     Target("methods", _make_texts, lambda folder: ["methods"], damage=("texts.txt",), misused=True),
-    Target(
-        "families", _make_texts, lambda folder: ["families", "bert", "--workers", "1"], damage=("texts.txt",), misused=True
-    ),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ GROUPS = [
     "corpus-d,corpus-r,corpus-f,corpus-u",
     "model,view",
     "align,aer,compare,project",
-    "reproduce,faithful,methods,families",
+    "faithful,methods",
 ]
 
 
