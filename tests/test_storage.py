@@ -103,3 +103,14 @@ def test_the_list_of_files_is_checked_itself(run: Path, change: str) -> None:
         path.write_text("]")
     with pytest.raises(InputError):
         normlens.open(run)
+
+
+def test_arrays_come_back_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    """Zarr lists the arrays of a group in any order, and tables and pages follow it."""
+    lens = normlens.load()
+    analysis, explanation = lens.analyze("the man went"), lens.explain("the man went", direction=[1.0] * 384)
+    opened = normlens.open(analysis.save(tmp_path / "run.zarr"))
+    assert isinstance(opened, Analysis)
+    assert [*opened.sites["encoder"].data_vars] == [*analysis.sites["encoder"].data_vars]
+    pages = {normlens.open(explanation.save(tmp_path / f"{n}.zarr")).to_frame().to_csv() for n in range(2)}
+    assert pages == {explanation.to_frame().to_csv()}

@@ -7,6 +7,7 @@ chunks that are all there.
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from pathlib import Path
@@ -18,6 +19,7 @@ from normlens.errors import InputError
 from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
 
 _METADATA = "zarr.json"
+_ORDER = "order"  # the attribute that says in which order a folder's arrays were written
 _ITEM_SIZE = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "int32": 4, "uint32": 4, "float32": 4,
     "int64": 8, "uint64": 8, "float64": 8,
@@ -30,6 +32,7 @@ def write_tree(tree: xr.DataTree, folder: Path) -> None:
     """Write a tree of numeric arrays to a new folder, and the list of its files."""
     import zarr
 
+    tree.attrs[_ORDER] = json.dumps({node.path: [*map(str, node.data_vars)] for node in tree.subtree})
     with zarr.config.set({"array.write_empty_chunks": True}):
         tree.to_zarr(folder, mode="w", consolidated=False, zarr_format=3)
     seal_folder(folder)
@@ -46,10 +49,20 @@ def read_tree(folder: Path, what: str) -> xr.DataTree:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Object at .* is not recognized as a component of a Zarr")
             with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
-                return tree.load()
+                return _in_order(tree.load())
     except Exception as error:  # what a stranger's file may raise in two libraries is not ours to list
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise InputError(f"{what} must be whole: {folder} cannot be read ({reason}); make it again") from error
+
+
+def _in_order(tree: xr.DataTree) -> xr.DataTree:
+    """The arrays as they were written: Zarr lists them in any order, and older folders have them by name."""
+    order = json.loads(tree.attrs.pop(_ORDER, "{}"))
+    for node in tree.subtree:
+        dataset, first = node.to_dataset(inherit=False), {name: n for n, name in enumerate(order.get(node.path, []))}
+        names = sorted(dataset.data_vars, key=lambda name: (first.get(name, len(first)), str(name)))
+        node.dataset = xr.Dataset({name: dataset[name].variable for name in names}, dataset.coords, dataset.attrs)
+    return tree
 
 
 def attributes_of(folder: str | Path) -> dict[str, Any]:
