@@ -123,6 +123,18 @@ def test_a_device_that_does_not_exist(model: Path) -> None:
         open_lens(str(model), device="nope")
 
 
+@pytest.mark.parametrize("path", ["run.zarr", "./run", "../runs/one", "/no/such/folder", "~/run"])
+def test_a_run_that_is_not_there_is_no_text(path: str, shell: Any, tmp_path: Path) -> None:
+    code, _, err = shell("view", path, "--out", tmp_path / "page.html")
+    assert code == 2 and f"{path} looks like the folder of a run, and there is none; check the path" in err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("text", ["and/or", "a run.zarr that is a word", "[/x]", "the / a"])
+def test_a_text_with_a_slash_is_a_text(text: str, model: Path, shell: Any, tmp_path: Path) -> None:
+    assert "looks like" not in shell("view", text, "--model", model, "--out", tmp_path / "page.html")[2]
+
+
 def test_view_replaces_only_what_it_may(model: Path, shell: Any, tmp_path: Path) -> None:
     code, out, err = shell("view", "the [bold]", "--model", model)
     assert code == 0 and "wrote normlens-view.html" in out, err

@@ -56,6 +56,7 @@ def view(
             )
         result = _opened(run)
     else:
+        _check_text(text)
         result = _analyzed(text, pair, target, model, gguf_file, generate, truncate)
     path = _saved(result, out, chosen, heads)
     if as_json:
@@ -113,6 +114,14 @@ def _is_run(path: Path) -> bool:
         return (path / "zarr.json").exists()
     except OSError:  # a text can be longer than any path
         return False
+
+
+def _check_text(text: str) -> None:
+    """A text may be anything, but one that looks like a folder is a run that is not there."""
+    if re.fullmatch(r"\S+\.zarr/?|(~|\.{0,2})/\S+", text):
+        raise InputError(
+            f"a page shows a text or a saved run: {text} looks like the folder of a run, and there is none; check the path"
+        )
 
 
 def _span(text: str | None) -> tuple[int, int] | None:
