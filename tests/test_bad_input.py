@@ -34,6 +34,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "a target belongs to an encoder-decoder",
     ),
     "empty target": ("t5", {"text": "the cat", "target": ""}, "the target must hold some words: it is empty"),
+    "a layer that is no list": (
+        "bert",
+        {"text": "the cat", "layers": 2},
+        r"layers is a list: got 2; write layers=\[2\]",
+    ),
+    "a number for measures": ("bert", {"text": "the cat", "measures": 5}, "measures is a list: got 5; write"),
     "unknown measure": (
         "bert",
         {"text": "the cat", "measures": ["attn"]},

@@ -47,7 +47,7 @@ from normlens.loading import (
 )
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model
-from normlens.request import Precision, Request, check_fits
+from normlens.request import Precision, Request, check_fits, listed
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
 from normlens.text.tokens import Tokens
@@ -589,7 +589,9 @@ class Lens:
         inputs = checked_inputs(self._body, inputs)
         self.refresh()
         request = Request.of(
-            self._anatomy_for(inputs), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
+            self._anatomy_for(inputs),
+            **_asked(measures, mixing, layers, None, precision),
+            sites=listed("sites", sites),
         )
         reader = threading.get_ident()
         return iterate(
@@ -762,9 +764,5 @@ def _asked(
     precision: Precision,
 ) -> dict[str, Any]:
     """What a user asked for, as plain lists: it is read more than once."""
-    listed = {"measures": measures, "mixing": mixing, "layers": layers}
-    lists = {
-        name: None if given is None else [given] if isinstance(given, str) else list(given)
-        for name, given in listed.items()
-    }
-    return {**lists, "words": words, "precision": precision}
+    given = {"measures": measures, "mixing": mixing, "layers": layers}
+    return {**{name: listed(name, some) for name, some in given.items()}, "words": words, "precision": precision}

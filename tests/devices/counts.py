@@ -46,24 +46,18 @@ def bert_padded(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def llama_heads(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """The heads of Llama 8B (32 over 8), narrow: what is counted does not depend on width, nor much on length."""
-    config = tf.LlamaConfig(
-        vocab_size=100,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=2,
-        max_position_embeddings=4096,
-    )
-    return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, 512))}
+    return _llama(layers, 64, 512)
 
 
 def llama_long(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """The heads and the width of Llama 8B at 4,096 positions; its heads and its feed-forward block are narrow."""
+    return _llama(layers, 4096, 4096)
+
+
+def _llama(layers: int, width: int, length: int) -> tuple[nn.Module, dict[str, Tensor]]:
     config = tf.LlamaConfig(
         vocab_size=100,
-        hidden_size=4096,
+        hidden_size=width,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=32,
@@ -71,7 +65,7 @@ def llama_long(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
         head_dim=2,
         max_position_embeddings=4096,
     )
-    return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, 4096))}
+    return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, length))}
 
 
 def bert_short(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
