@@ -427,6 +427,7 @@ class Lens:
         counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
         `together=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
         Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
+        `source` names files, or is a `Dataset` or streaming `IterableDataset` of the datasets library, or a list of them.
         An encoder-decoder model reads the text and writes what stands in `target_column`. Sources and `out` may be
         addresses (`s3://…`). `workers` is a number or "MIN:MAX", `threads` and `gpus` are what each worker gets.
         A record of more than `largest_record` bytes counts as unreadable. Files in `out` that are not of a run of
@@ -436,7 +437,7 @@ class Lens:
         from normlens.corpus.reading.corpus import Corpus
         from normlens.corpus.reading.reader import COUNTED
         from normlens.corpus.reading.records import Columns
-        from normlens.corpus.reading.sources import named_paths, readable_sources
+        from normlens.corpus.reading.sources import Wanted, named_paths, readable_sources
         from normlens.corpus.running.run import RunOptions, claimed_folder, open_reader, run_corpus, started_engine
 
         options = RunOptions(
@@ -454,9 +455,11 @@ class Lens:
         )
         files = [value for value in (covariates or {}).values() if isinstance(value, str | Path) and value != COUNTED]
         read = [*named_paths(source), *map(Path, files)]
+        columns = Columns(text_column, pair_column, tag_column, target_column)
+        wanted = Wanted(columns, limit, pairs, skip, format)
         with (
             claimed_folder(path_of(out), read, overwrite=overwrite) as folder,
-            readable_sources(source, folder.unfinished) as sources,
+            readable_sources(source, folder.unfinished, wanted) as sources,
             started_engine(options) as started,
         ):
             corpus = Corpus(
@@ -468,7 +471,7 @@ class Lens:
                 limit=limit,
                 skip=skip,
                 format=format,
-                columns=Columns(text_column, pair_column, tag_column, target_column),
+                columns=columns,
                 on_error=on_error,
                 largest_record=largest_record,
                 categories=categories,
