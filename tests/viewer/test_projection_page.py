@@ -14,6 +14,7 @@ from normlens.alignment.markup import read_markup
 from normlens.errors import InputError
 from normlens.viewer.alignment_page import projection_page
 from tests.alignment.models_for_tests import SENTENCES, lens
+from tests.viewer.reading import barriers
 
 TARGET = SENTENCES[0][1]
 
@@ -188,3 +189,10 @@ def test_a_text_without_marks_says_so_and_one_word_is_enough(opened, aligner: Al
     page = opened(projection_page(aligner, [MarkedText("house")], "maison"))
     assert "The source carries no marks." in page.locator("[data-part=marks]").inner_text()
     assert page.locator(".carried").count() == 0
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_an_accessibility_checker_finds_nothing(chromium, aligner: Aligner, tmp_path: Path, theme: str) -> None:
+    path = aligner.save_html(tmp_path / "page.html", partly_linked(aligner), TARGET)
+    assert barriers(chromium, path, theme=theme) == []
