@@ -36,17 +36,21 @@ function draw(context: Context): Shown {
   const gap = narrow ? 3 : 5;
   // Deep models: smaller maps, so that the whole stack can be taken in.
   const roomy = Math.max(44, 1500 / site.data.layers.length);
-  const cell = Math.max(narrow ? 16 : 20, Math.min(perHead ? 96 : 132, roomy, (context.width - 40 - left) / Math.max(1, columns) - gap));
-  const names = Array.from({ length: columns }, (_, column) => (!perHead ? site.text(layered[column]).short : cell < 42 ? String(site.data.heads[column]) : `head ${site.data.heads[column]}`));
-  const size = cell < 42 ? 9 : 11;
-  const longest = Math.max(0, ...names.map((name) => textWidth(name, size)));
-  const slanted = longest > cell + gap - 6;
+  const cellIn = (room: number) => Math.max(narrow ? 16 : 20, Math.min(perHead ? 96 : 132, roomy, room / Math.max(1, columns) - gap));
+  const room = context.width - 40 - left;
+  const namesAt = (side: number) => Array.from({ length: columns }, (_, column) => (!perHead ? site.text(layered[column]).short : side < 42 ? String(site.data.heads[column]) : `head ${site.data.heads[column]}`));
+  const size = cellIn(room) < 42 ? 9 : 11;
+  const longest = Math.max(0, ...namesAt(cellIn(room)).map((name) => textWidth(name, size)));
+  // Names that are wider than their column are slanted, and the last one needs room to its right.
+  const slanted = longest > cellIn(room) + gap - 6;
+  const cell = slanted ? cellIn(room - 0.8 * longest) : cellIn(room);
+  const names = namesAt(cell);
   const top = 26 + (slanted ? 0.6 * longest : 0);
   const layers = site.data.layers;
   const ratio = context.query.length / Math.max(1, context.key.length);
   const tall = Math.max(0.4 * cell, Math.min(1.6 * cell, cell * ratio));
   const bottom = top + layers.length * (tall + gap) + 8;
-  const width = Math.max(narrow ? 280 : 320, left + columns * (cell + gap) + (slanted ? 0.75 * longest : 4));
+  const width = Math.max(narrow ? 280 : 320, left + columns * (cell + gap) + (slanted ? 0.8 * longest : 4));
   const thumbs: Thumb[] = layers.flatMap((_, layer) =>
     Array.from({ length: columns }, (_, column) => ({ layer, column, measure: perHead ? (state.over as Measure) : layered[column], head: perHead ? column : 0 })));
   const svg = picture(width, bottom + 30, `Overview: ${layers.length} layers by ${columns} ${perHead ? "heads" : "measures"}`).attr("role", "group");
