@@ -127,9 +127,16 @@ def test_pictures_are_whole_files_that_say_what_they_show(opened, document, view
 
 
 @pytest.mark.parametrize("view", ["compare", "compare&draw=matrix", "overview", "mixing", "flow"])
-def test_a_phone_shows_it_all_without_scrolling_sideways(opened, document, view) -> None:
-    page = opened(document, f"view={view}", width=360, height=740)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+@pytest.mark.parametrize("width", [320, 360])
+def test_a_phone_shows_it_all_without_scrolling_sideways(opened, document, view, width) -> None:
+    page = opened(document, f"view={view}", width=width, height=740)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    frame = page.locator(".normlens").bounding_box()
+    for control in page.locator(":is(.top input, .top select, nav button):visible").all():
+        box = control.bounding_box()
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"], (
+            "no control leaves the page, or a notebook's cell"
+        )
     assert page.locator("h1").bounding_box()["height"] < 45
 
 

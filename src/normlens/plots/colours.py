@@ -179,11 +179,13 @@ class Scale:
 
 
 def _signed_root(values: np.ndarray) -> np.ndarray:
-    return np.sign(values) * np.sqrt(np.abs(values))
+    roots: np.ndarray = np.copysign(np.sqrt(np.abs(values)), values)
+    return roots
 
 
 def _signed_square(roots: np.ndarray) -> np.ndarray:
-    return np.sign(roots) * np.square(roots)
+    values: np.ndarray = np.copysign(np.square(roots), roots)
+    return values
 
 
 def scale_of(values: Sequence[np.ndarray], high: float | None = None, root: bool = False) -> Scale:

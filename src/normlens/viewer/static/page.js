@@ -128,6 +128,7 @@ g.thumb:hover > rect { stroke: var(--ink); }
 .elsewhere a:hover { border-color: var(--muted); }
 .normlens[data-narrow=true] .top { flex-wrap: wrap; }
 .normlens[data-narrow=true] .title { flex-basis: 100%; }
+.normlens[data-narrow=true] .top .group { flex-wrap: wrap; }
 .normlens[data-narrow=true] .fold { display: inline-block; margin-bottom: 10px; }
 .normlens[data-narrow=true] .settings:not(.open) { display: none; }
 .normlens[data-narrow=true] input[type=search] { width: 11em; }
