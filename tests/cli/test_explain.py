@@ -80,6 +80,7 @@ def test_a_terminal_gets_colours_and_no_numbers_in_the_text(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
     code, out, err = shell("the cat sat on", "--model", causal, "--output", "red")
     assert code == 0, err
     assert "\x1b[38" in out or "48;2;" in out
