@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,9 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
 from normlens.corpus.reading.corpus import Corpus
-from normlens.corpus.reading.reader import CorpusReader, ModelSide
+from normlens.corpus.reading.reader import COUNTED, CorpusReader, Covariate, ModelSide
 from normlens.corpus.reading.sequences import EMPTY
+from normlens.corpus.reading.sources import Source, named_paths, readable_sources
 from normlens.corpus.reading.survey import Parallel
 from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
@@ -109,6 +110,30 @@ def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) 
     folder.check(inputs, overwrite=overwrite)
     with only_user(out, "run"):
         yield folder
+
+
+def count_corpus(
+    lens: Lens,
+    source: Source,
+    out: AnyPath,
+    reading: Callable[[tuple[AnyPath, ...]], Corpus],
+    planning: Callable[..., Plan],
+    covariates: Mapping[str, Covariate],
+    options: RunOptions,
+) -> CorpusResult:
+    """Claim the output folder, open the sources, start the engine, and run: what `Lens.corpus` does, in that order.
+
+    `reading` makes the corpus of its opened sources, `planning` the plan of the names of categories and the covariates.
+    """
+    files = [Path(value) for value in covariates.values() if isinstance(value, str | Path) and value != COUNTED]
+    with (
+        claimed_folder(out, [*named_paths(source), *files], overwrite=options.overwrite) as folder,
+        readable_sources(source, folder.unfinished) as sources,
+        started_engine(options) as engine,
+    ):
+        reader = open_reader(lens, reading(sources), engine.parallel)
+        plan = planning(reader.categories.names, covariates=reader.covariates(covariates))
+        return run_corpus(lens, reader, plan, folder, options, engine)
 
 
 def run_corpus(
