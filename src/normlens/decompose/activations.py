@@ -81,7 +81,7 @@ def slope_of(z: Tensor, value: Tensor, zero: Tensor | None, slope_at_zero: Any) 
     """`(value - zero) / z`, where `z` is zero the derivative there (a number, or a function that finds it)."""
     slope = (value if zero is None else value - zero) / z
     at_zero = z == 0
-    if bool(at_zero.any()):
+    if z.device.type != "cpu" or bool(at_zero.any()):  # elsewhere the question costs more than the answer
         derivative = slope_at_zero() if callable(slope_at_zero) else slope_at_zero
         slope = torch.where(at_zero, torch.as_tensor(derivative, dtype=slope.dtype, device=slope.device), slope)
     return slope
