@@ -424,7 +424,7 @@ def test_token_classification_at_a_position() -> None:
     with torch.no_grad():
         assert found.value == pytest.approx(float(model(ids).logits[0, 2, 1]), abs=1e-4)
     assert _total(found) == pytest.approx(found.value, abs=1e-4)
-    with pytest.raises(InputError, match="one of 0 to 4"):
+    with pytest.raises(InputError, match=r"one of 0 to 4 \(0 \[CLS\], 1 the, 2 cat, 3 sat, 4 \[SEP\]\)"):
         explain(lens, "the cat sat", output=1)
 
 
