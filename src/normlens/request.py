@@ -19,6 +19,8 @@ from normlens.provenance import versions
 from normlens.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
+#: Bytes for which nobody is asked whether they are free.
+_ALWAYS_THERE = 1 << 26
 #: Maps that words can add as norms only.
 _BY_TOKEN = ("alti", "value_zeroing", "ff_n", "ffres_n", "ffresln_n")
 
@@ -254,7 +256,8 @@ def check_fits(request: Request, lengths: Sequence[tuple[int, int]], batch_size:
     Results are kept by the host. A device holds what belongs to one site of a batch (and to the one before it, which is on
     its way to the host); everything else there is cut into blocks by what is free.
     """
-    needed, free = kept_bytes(request, lengths), available_bytes()
+    needed = kept_bytes(request, lengths)
+    free = None if needed < _ALWAYS_THERE else available_bytes()
     if free is not None and needed > free:
         raise InputError(
             f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "

@@ -62,9 +62,11 @@ class StateReader:
         implementation: list[str] = []
         hooks: list[int] = []
         for module in all_modules(self._model):
-            tensors += [t for t in module._parameters.values() if t is not None]
-            tensors += [t for t in module._buffers.values() if t is not None]
-            hooks += [*module._forward_hooks, *module._forward_pre_hooks]
+            held = (*module._parameters.values(), *module._buffers.values())
+            if held:
+                tensors += [t for t in held if t is not None]
+            hooks += module._forward_hooks
+            hooks += module._forward_pre_hooks
             if isinstance(module, PreTrainedModel):
                 implementation.append(str(module.config._attn_implementation))
             if hasattr(module, "lora_A") or hasattr(type(module), "active_adapters"):
