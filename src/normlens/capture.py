@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy, Gate, Kind, Place
 from normlens.anatomy.follow import AttentionProduct
+from normlens.anatomy.inputs import fresh, rows_of
 from normlens.anatomy.interface import (
     AttentionCall,
     answering,
@@ -39,14 +40,13 @@ from normlens.decompose.grams import repeat_values
 from normlens.decompose.pairs import PairCollector, Samples
 from normlens.decompose.steps import Step
 from normlens.errors import AnatomyError
-from normlens.inputs import fresh, rows_of
 from normlens.layer_proof import prove_end, prove_layer, prove_shares
 from normlens.measures import SHARES, SiteValues, measure, same_but_diagonal
 from normlens.proof import Subject, pick_pairs, prove, prove_weights
 from normlens.request import Request
 from normlens.seen_site import SeenSite, block_tensors
 from normlens.text.positions import Positions
-from normlens.word_level import measure_words
+from normlens.text.word_level import measure_words
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from normlens.anatomy.examine import (
     is_encoder_decoder,
     reading_inputs,
 )
+from normlens.anatomy.inputs import failed_on, fresh
 from normlens.anatomy.interface import (
     autocast_dtype,
     coarsest,
@@ -29,7 +30,6 @@ from normlens.anatomy.interface import (
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Take, capture, outputs_around
 from normlens.errors import NormlensError
-from normlens.inputs import failed_on, fresh
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model
 from normlens.request import Request

@@ -14,18 +14,13 @@ from torch import Tensor, nn
 
 from normlens.analysis import Analysis, AnalysisBuilder
 from normlens.anatomy.description import Kind
+from normlens.anatomy.inputs import checked_inputs, rows_of
 from normlens.anatomy.interface import (
     evaluating,
     one_pass_at_a_time,
     run_arguments,
 )
-from normlens.capture import SiteResult
-from normlens.decompose.singular_values import Variant
-from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
-from normlens.examined import ExaminedModel
-from normlens.files.remote import AnyPath, path_of
-from normlens.inputs import checked_inputs, rows_of
-from normlens.loading import (
+from normlens.anatomy.loading import (
     EMBEDDED_NAME,
     LoadOptions,
     check_model,
@@ -33,18 +28,23 @@ from normlens.loading import (
     load_pretrained,
     model_and_tokenizer,
 )
+from normlens.capture import SiteResult
+from normlens.decompose.singular_values import Variant
+from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
+from normlens.examined import ExaminedModel
+from normlens.files.remote import AnyPath, path_of
 from normlens.request import AnalyzeOptions, Precision, Request, check_fits, listed
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_batch, padding_id
 from normlens.text.positions import RowWords
 from normlens.text.tokens import Tokens
-from normlens.word_level import WordMode
+from normlens.text.word_level import WordMode
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from normlens.attribution.explain_request import AttentionRule, ExplainOptions, Reference
     from normlens.attribution.questions import Output
-    from normlens.attribution.request import AttentionRule, ExplainOptions, Reference
     from normlens.corpus.reading.corpus import OnError
     from normlens.corpus.reading.reader import Covariate
     from normlens.corpus.reading.sources import Source

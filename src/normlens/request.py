@@ -16,7 +16,7 @@ from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
 from normlens.provenance import versions
-from normlens.word_level import WordMode
+from normlens.text.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
 #: Bytes for which nobody is asked whether they are free.

@@ -298,7 +298,7 @@ def test_the_strongest_edges_are_those_of_all(
 
 
 def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.attribution.request.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("normlens.attribution.explain_request.available_bytes", lambda: 10_000)
     lens = Lens(headed("llama", torch.float32))
     calls: list[int] = []
     lens.model.register_forward_pre_hook(lambda *_: calls.append(1))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normlens.anatomy.loading import default_model
 from normlens.cli.main import COMMANDS, main
-from normlens.loading import default_model
 
 ROOT = Path(__file__).parent.parent.parent
 embedded = pytest.mark.skipif(

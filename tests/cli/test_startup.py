@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normlens.anatomy.loading import default_model
 from normlens.cli.main import COMMANDS
-from normlens.loading import default_model
 from tests.cli.test_shell import embedded
 
 SOURCE = Path(__file__).parent.parent.parent / "src"

@@ -49,7 +49,7 @@ def warm_up() -> None:
     import normlens.alignment.aligner
     import normlens.corpus.running.run
     import normlens.experiments.comparison
-    import normlens.faithfulness.report
+    import normlens.faithfulness.study_report
     import normlens.viewer.page  # noqa: F401
 
     for lens in (tiny(), tiny_masked(), tiny_causal()):

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
 from normlens.attribution.operands import mapped, tensors
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError, InputError
-from normlens.inputs import sequences_first
 
 
 @dataclass

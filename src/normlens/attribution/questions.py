@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
+from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.operands import tensors
 from normlens.errors import InputError
-from normlens.inputs import sequences_first
 from normlens.text.tokens import readable
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]

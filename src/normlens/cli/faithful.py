@@ -57,9 +57,9 @@ def faithful(
     files = [*(evidence or ()), *(texts or ())]
     _check_folder(folder, files, overwrite)
     _check_names(method, protocol, taken)
-    from normlens.faithfulness.report import write_report
     from normlens.faithfulness.samples import read_evidence, read_texts
     from normlens.faithfulness.studies import study
+    from normlens.faithfulness.study_report import write_report
 
     lens = open_lens(model, gguf_file)
     options: Any = {"limit": limit, "skip": skip, "seed": seed}
@@ -117,8 +117,8 @@ def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: 
 def _print(study: Study, report: Path) -> None:
     from rich.table import Table
 
-    from normlens.faithfulness.published import beside
-    from normlens.faithfulness.report import cell
+    from normlens.faithfulness.published_scores import beside
+    from normlens.faithfulness.study_report import cell
     from normlens.faithfulness.verdicts import verdict
 
     screen = console()

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from normlens.alignment.extraction import argmax_links, row_shares
 from normlens.alignment.formats import AlignmentFile, check_indices, read_alignments
-from normlens.alignment.gradients import saliency
+from normlens.alignment.gradient_baselines import saliency
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair

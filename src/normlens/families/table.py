@@ -16,7 +16,7 @@ import transformers
 
 from normlens.errors import NormlensError
 from normlens.families.beyond_text import IMAGES, SOUNDS
-from normlens.families.survey import FamilyReport, survey
+from normlens.families.family_checks import FamilyReport, survey
 from normlens.families.tiny import families
 
 _HEADER = """# Model families

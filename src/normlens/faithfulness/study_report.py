@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from normlens.faithfulness.bootstrap import Estimate
 from normlens.faithfulness.protocols import Column
-from normlens.faithfulness.published import beside, recipe
+from normlens.faithfulness.published_scores import beside, recipe
 from normlens.faithfulness.studies import Study
 from normlens.faithfulness.verdicts import OURS, ranking, verdict
 from normlens.files.writing import write_json, write_table, write_text
