@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .misuse import STREAMS, names_of, wrong_arguments
+from .misuse import STREAMS, allowed, collisions, names_of, wrong_arguments
 from .mutations import mutations_for
 
 #: A command on a few lines ends in a second; a machine that is busy is given three hundred.
@@ -56,6 +56,7 @@ class Case:
     arguments: Sequence[str] | None = None  # in place of the target's
     streams: Callable[[], None] | None = None  # in the child, before the command
     interrupt: float | None = None  # seconds after which Ctrl-C is pressed
+    keep: str = ""  # a file that must stay as it is, wherever it lies
 
 
 @dataclass
@@ -105,6 +106,9 @@ class Campaign:
             arguments = wrong_arguments([str(word) for word in target.command(whole)], inputs, rng)
             shown = [word if len(word) < 40 else f"{word[:20]}…" for word in arguments]
             self._case(target, Case(f"{target.name} {seed}/{number}: called as {shown!r}", arguments=arguments))
+        for arguments in collisions([str(word) for word in target.command(whole)], inputs):
+            self._case(target, Case(f"{target.name}: called as {arguments!r}", arguments=arguments))
+        self._inputs_among_outputs(target, cases, seed)
         for name, breaks in STREAMS.items():
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
         for number in range(cases // 5):
@@ -112,6 +116,21 @@ class Campaign:
             at = rng.uniform(0.05, 1.0)
             self._case(target, Case(f"{target.name} {seed}/{number}: interrupted after {at:.2f} s", interrupt=at))
         return self.tally
+
+    def _inputs_among_outputs(self, target: Target, cases: int, seed: int) -> None:
+        """An input lies where the command would write one of its files: it must be there afterwards as it was."""
+        whole, victims = self._victims(target)
+        _, right = self._made(target)
+        made = sorted(set(_files(right, ())) - set(_files(whole, ())))
+        rng = random.Random(f"{seed} among outputs {target.name}")
+        command = [str(word) for word in target.command(whole)]
+        for path in rng.sample(made, min(cases, len(made))):
+            for victim in victims:
+                name = str(victim.relative_to(whole))
+                if name in command:
+                    arguments = [path if word == name else word for word in command]
+                    where = f"{target.name}: called as {arguments!r}"
+                    self._case(target, Case(where, (Path(path), victim.read_bytes()), allowed(arguments), keep=path))
 
     def _victims(self, target: Target) -> tuple[Path, list[Path]]:
         whole, _ = self._made(target)
@@ -144,8 +163,10 @@ class Campaign:
         whole, right = self._whole[target.name]
         copy, where = self._copied(target, whole), case.where
         if case.damage is not None:
+            (copy / case.damage[0]).parent.mkdir(parents=True, exist_ok=True)
             (copy / case.damage[0]).write_bytes(case.damage[1])
-        before = {path: _digest(copy / path) for path in _files(copy, target.own)}
+        kept = [*_files(copy, target.own), *([case.keep] if case.keep else [])]
+        before = {path: _digest(copy / path) for path in kept}
         status, err, grown = self._run(target, copy, case)
         code = os.waitstatus_to_exitcode(status)
         self.tally.tried += 1

@@ -7,7 +7,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -30,13 +30,36 @@ def wrong_arguments(command: Sequence[str], inputs: Sequence[str], rng: random.R
             changed.append(flag)
             continue
         value = rng.choice(NUMBERS if kind in ("int", "float") else [*TEXTS, *inputs, *inputs])
-        if not flag:
-            changed[1:2] = [value]
-        elif flag in changed:
-            changed[changed.index(flag) + 1] = value
-        else:
-            changed += [flag, value]
+        changed = _with(changed, flag, value) if flag else [changed[0], value, *changed[2:]]
     return changed
+
+
+#: Options that name what a command writes.
+OUTPUTS = ("--out", "--page", "--save-choice")
+
+
+def collisions(command: Sequence[str], inputs: Sequence[str]) -> Iterator[list[str]]:
+    """The command with each of its outputs at the place of an input, or of another output, and told to overwrite it."""
+    known = [flag for flag, _ in _parameters(command[0])]
+    outputs = [flag for flag in OUTPUTS if flag in known]
+    for flag in outputs:
+        others = [command[command.index(other) + 1] for other in outputs if other != flag and other in command]
+        for place in (*inputs, *others):
+            yield allowed(_with(command, flag, place))
+
+
+def allowed(command: Sequence[str]) -> list[str]:
+    """The command, told to overwrite whatever it may."""
+    flags = [flag for flag, _ in _parameters(command[0])]
+    return [*command, *(["--overwrite"] if "--overwrite" in flags else [])]
+
+
+def _with(command: Sequence[str], flag: str, value: str) -> list[str]:
+    changed = list(command)
+    if flag in changed:
+        changed[changed.index(flag) + 1] = value
+        return changed
+    return [*changed, flag, value]
 
 
 def _parameters(command: str) -> list[tuple[str, str]]:

@@ -19,8 +19,10 @@ GROUPS = [
     "corpus-corpus.j,corpus-corpus.c,corpus-corpus.p",
     "corpus-d,corpus-r,corpus-f,corpus-u",
     "model,view",
-    "align,aer,compare,project",
-    "faithful,methods",
+    "align,aer,compare",
+    "project",
+    "reproduce",
+    "faithful,methods,families",
 ]
 
 

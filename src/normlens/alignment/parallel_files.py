@@ -13,7 +13,7 @@ from typing import Any
 
 from normlens.errors import InputError
 from normlens.files.seals import read_sealed_json, write_sealed_json
-from normlens.files.writing import growing_file, move_file
+from normlens.files.writing import growing_file, move_file, own_file
 from normlens.text.segmentation import split_words
 
 
@@ -102,17 +102,18 @@ class UnfinishedRun:
     @contextmanager
     def growing(self) -> Iterator[UnfinishedRun]:
         """Lines may be added while the block runs; when it ends well, the output is whole."""
-        with growing_file(self.part, self._bytes) as self._file:
-            try:
+        with own_file(self.part, "run"):
+            with growing_file(self.part, self._bytes) as self._file:
+                try:
+                    self.save()
+                except BaseException:
+                    if not _record_path(self.out).exists():  # without a record nobody could go on with it
+                        self.part.unlink(missing_ok=True)
+                    raise
+                yield self
                 self.save()
-            except BaseException:
-                if not _record_path(self.out).exists():  # without a record nobody could go on with it
-                    self.part.unlink(missing_ok=True)
-                raise
-            yield self
-            self.save()
-        move_file(self.part, self.out)
-        self._write_record(finished=True)
+            move_file(self.part, self.out)
+            self._write_record(finished=True)
 
     def add(self, line: str) -> None:
         """Add one line."""

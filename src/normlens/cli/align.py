@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from normlens.cli import line_output
-from normlens.cli.line_output import check_output, count_lines, input_record, is_stream, layers_option, opened
-from normlens.cli.options import OverwriteOption, open_lens
+from normlens.cli.line_output import (
+    check_output,
+    check_sentences,
+    count_lines,
+    input_record,
+    is_stream,
+    layers_option,
+    opened,
+)
+from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
@@ -103,24 +110,17 @@ def align(
     """
     if resume and out is None:
         raise InputError("resuming needs the file to go on with: give --out with --resume")
-    if save_choice is not None and not overwrite:
-        refuse_existing(save_choice, "pass --overwrite to replace it")
     if save_choice is not None and not (source.is_file() and target.is_file()):
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if reverse_links is not None and symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
-    for path in (source, target):
-        if not path.exists():
-            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
-
-    inputs_given = [path for path in (source, target, reverse_links, gold) if path is not None]
-    check_output(out, inputs_given, resume, overwrite)
+    check_sentences(source, target)
+    read_here = [path for path in (source, target, reverse_links, gold, layers_from) if path is not None]
+    read_here += model_files(model, reverse_model)
+    beside = [path for path in (page, save_choice) if path is not None]
+    check_output(out, read_here, resume, overwrite, beside)
     if page is None and (gold is not None or page_line != 1):
         raise InputError("reference links and the number of a pair belong to a page: give --page with them")
-    if page is not None:
-        refuse_input(page, inputs_given)
-        if not overwrite:
-            refuse_existing(page, "pass --overwrite to replace it")
     shown = None if page is None else _shown_pair(source, target, page_line)
     reference = None if gold is None else _reference(gold, gold_one_based, page_line)
 
@@ -175,6 +175,7 @@ def align(
         if first_pairs and not aligner.layers:
             aligner.choose_layers(first_pairs)
         if out is not None and not is_stream(out):
+            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
             run = UnfinishedRun(out, {**aligner.record(), **about})
     if save_choice is not None:
         aligner.choice().write(save_choice)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.cli import line_output
-from normlens.cli.line_output import check_output, input_record, is_stream, layers_option, opened
-from normlens.cli.options import OverwriteOption, open_lens
+from normlens.cli.line_output import check_output, check_sentences, input_record, is_stream, layers_option, opened
+from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar
 from normlens.errors import InputError
 
@@ -70,10 +70,9 @@ def project(
     if target is None and not translate and form != "json":
         raise InputError("marks are carried into a translation: give it with --target, or let the model --translate")
     given = [path for path in (source, target) if path is not None]
-    for path in given:
-        if not path.exists():
-            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
-    check_output(out, given, resume, overwrite)
+    check_sentences(*given)
+    read_here = [*given, *([] if layers_from is None else [layers_from]), *model_files(model, reverse_model)]
+    check_output(out, read_here, resume, overwrite)
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
@@ -119,6 +118,7 @@ def project(
         if not aligner.layers:
             _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
         if out is not None and not is_stream(out):
+            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
             run = UnfinishedRun(out, {**aligner.record(), **about})
 
     skip = run.lines if run is not None else 0

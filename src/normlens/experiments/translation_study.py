@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from normlens.alignment.extraction import argmax_links, row_shares
 from normlens.alignment.formats import AlignmentFile, check_indices, read_alignments
-from normlens.alignment.gradients import saliency
+from normlens.alignment.gradients import check_methods, saliency
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
@@ -32,6 +33,25 @@ from normlens.provenance import versions
 Quantity = Literal["weights", "norms"]
 BY_LAYER: dict[Quantity, str] = {"weights": "attn_w", "norms": "attn_n"}
 BY_HEAD: dict[Quantity, str] = {"weights": "alpha", "norms": "af_norm"}
+
+
+def check_files(
+    source: Path,
+    target: Path,
+    gold: Path,
+    others: Mapping[str, tuple[Path, bool]],
+    gradients: Sequence[str],
+    limit: int | None,
+) -> None:
+    """Refuse, before a model is loaded, files that do not belong together, and gradients that nobody knows."""
+    check_methods(gradients)
+    pairs = sum(1 for _ in islice(read_parallel(source, target), limit))
+    for path in (gold, *(path for path, _ in others.values())):
+        lines = len(read_alignments(path).lines[:limit])
+        if lines != pairs:
+            raise InputError(
+                f"Alignments and sentences must have as many lines: {path} has {lines}, the sentences have {pairs}."
+            )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or a folder; where a name is too long for one, `Path.exists` raises."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def refuse_existing(path: Path, remedy: str) -> None:
     """An output that exists is never replaced without being asked for; `remedy` says how to ask."""
     if os.path.lexists(path):
@@ -42,9 +50,57 @@ def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
             raise InputError(f"an output must not be an input: {output} is read by this run; choose another path")
 
 
+def check_outputs(
+    files: Iterable[Path], inputs: Iterable[Path], *, replace: bool, remedy: str, folders: Iterable[Path] = ()
+) -> None:
+    """Refuse, before any work is done, outputs that cannot be written or that would cost somebody a file.
+
+    No output is an input, or another output. Unless `replace` holds, none exists; `remedy` says how to ask for that.
+    Of `folders` the content is written or replaced, so that they hold no input either.
+    """
+    files, folders, inputs = list(files), list(folders), list(inputs)
+    taken: dict[Path, Path] = {}
+    for output in (*files, *folders):
+        try:
+            os.lstat(output)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # a name that is too long, or below a file
+            raise InputError(
+                f"the output must be writable: {output} is not ({error.strerror}); choose another path"
+            ) from error
+        refuse_input(output, inputs)
+        if not replace:
+            refuse_existing(output, remedy)
+        if is_there(output) and output.is_dir() != (output in folders):
+            is_one, wanted = ("a file", "a folder") if output in folders else ("a folder", "a file")
+            raise InputError(f"the output must be writable: {output} is {is_one}, not {wanted}; choose another path")
+        if taken.setdefault(output.resolve(), output) is not output:
+            raise InputError(f"every output has a place of its own: {output} is named twice; choose another path")
+        _check_place(output)
+    for folder in folders:
+        for read in inputs:
+            if folder.is_dir() and os.path.lexists(read) and read.resolve().is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"an output must not be an input: {read} lies in {folder}, which is written; choose another path"
+                )
+
+
+def _check_place(output: Path) -> None:
+    """The nearest folder that exists above an output must take files."""
+    folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"the output must be writable: {output} is not ({folder}: {error.strerror}); choose another path"
+        ) from error
+
+
 @contextmanager
 def only_user(folder: AnyPath, what: str) -> Iterator[None]:
-    """Nobody else works in the folder while the block runs; a process that dies lets go of it."""
+    """Nobody else works in the folder, or at the file, while the block runs; a process that dies lets go of it."""
     if isinstance(folder, RemotePath):  # object stores have no locks that end with their owner
         yield
         return
@@ -59,7 +115,7 @@ def only_user(folder: AnyPath, what: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"a folder holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
+                f"a place holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
                 "another --out"
             ) from error
         except OSError:  # a file system without locks
@@ -67,6 +123,29 @@ def only_user(folder: AnyPath, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def own_file(path: Path, what: str) -> Iterator[None]:
+    """A file, made empty where it is not there yet, that nobody else works at while the block runs."""
+    with _writable(path):
+        path.touch()
+    with only_user(path, what):
+        yield
+
+
+@contextmanager
+def own_folder(folder: Path, what: str) -> Iterator[None]:
+    """A folder that takes files, for this run alone; where it was made here and nothing came of it, it goes again."""
+    there = folder.exists()
+    writable_folder(folder)
+    try:
+        with only_user(folder, what):
+            yield
+    finally:
+        if not there:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def writable_folder(path: AnyPath) -> AnyPath:
