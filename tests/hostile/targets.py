@@ -331,6 +331,7 @@ def _make_stopped_alignment(folder: Path) -> None:
 _STUDY = ["faithful", "--method", "gradient_x_input", "--protocol", "agreement", "--limit", "2", "--out", "out"]
 _COMPARE = ["compare", "a", "b", "--data", "data.txt", "--out", "out", "--single"]
 _DATA = ["--data", "corpus.txt"]
+_SMALL = ["--limit", "3", "--max-length", "32"]
 _ALIGN = ["align", "--model", "0", "--source", "source", "--target", "target", "--out", "out"]
 
 
@@ -379,8 +380,11 @@ def _make_reproduced(folder: Path) -> None:
     from normlens.experiments import find_experiment
     from normlens.experiments.encoder_study import EncoderStudy
 
-    study = EncoderStudy(tiny(), folder / "out", (folder / "corpus.txt",), limit=3)
-    find_experiment("kobayashi2021").load().run(study).write(folder / "out")
+    def run() -> None:
+        study = EncoderStudy(tiny(), Path("out"), (Path("corpus.txt"),), limit=3, max_length=32)
+        find_experiment("kobayashi2021").load().run(study).write(Path("out"))
+
+    _in_folder(folder, run)
 
 
 def _make_gold(folder: Path) -> None:
@@ -482,13 +486,13 @@ TARGETS: list[Target] = [
     Target(
         "reproduce-encoder", _make_ranks,
         lambda folder: [
-            "reproduce", "kobayashi2020-bert", *_DATA, "--frequency", "ranks.txt", "--limit", "3", "--out", "out",
+            "reproduce", "kobayashi2020-bert", *_DATA, "--frequency", "ranks.txt", *_SMALL, "--out", "out",
         ],
         damage=("corpus.txt", "ranks.txt"), own=("out", "reproduce"), prepare=use_tiny, misused=True,
     ),
     Target(
         "reproduce-again", _make_reproduced,
-        lambda folder: ["reproduce", "kobayashi2021", *_DATA, "--limit", "3", "--out", "out"],
+        lambda folder: ["reproduce", "kobayashi2021", *_DATA, *_SMALL, "--out", "out"],
         damage=("out/results.json", "out/report.html", "out/passes/*/*"), own=("out",), prepare=use_tiny,
     ),
     Target(
