@@ -15,9 +15,9 @@ from typer.models import ArgumentInfo
 
 NUMBERS = ["0", "-1", "1", str(10**12), str(2**63), str(10**40), "nan", "inf", "1e999", "1.5", "x", ""]
 TEXTS = [
-    "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/proc/nope/x",
-    "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}", "a\nb", "\x1b[31m",
-    "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
+    "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/dev/zero",
+    "/proc/nope/x", "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}",
+    "a\nb", "\x1b[31m", "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
 ]  # fmt: skip
 
 
@@ -87,9 +87,12 @@ def _closed(number: int, name: str) -> Callable[[], None]:
     return close
 
 
-def _full() -> None:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
+def _full(number: int, name: str) -> Callable[[], None]:
+    def fill() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+        setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+    return fill
 
 
 def _all_closed() -> None:
@@ -101,8 +104,9 @@ def _all_closed() -> None:
 STREAMS: dict[str, Callable[[], None]] = {
     "standard input closed": _closed(0, "stdin"),
     "standard output closed": _closed(1, "stdout"),
-    "standard output full": _full,
+    "standard output full": _full(1, "stdout"),
     "standard error closed": _closed(2, "stderr"),
+    "standard error full": _full(2, "stderr"),
     "all streams closed": _all_closed,
 }
 

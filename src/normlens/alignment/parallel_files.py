@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
+from normlens.files import reading
 from normlens.files.seals import read_sealed_json, write_sealed_json
 from normlens.files.writing import growing_file, move_file, own_file
 from normlens.text.segmentation import split_words
@@ -20,10 +21,9 @@ from normlens.text.segmentation import split_words
 def read_lines(path: Path | str) -> Iterator[str]:
     """Lines of a UTF-8 file, ended by a line feed alone: other line-like characters may stand inside a sentence."""
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
+        for line in reading.read_lines(Path(path)):
+            yield line.rstrip("\r\n")
+    except (OSError, ValueError) as error:
         raise InputError(
             f"Sentences and alignments are read from UTF-8 text files: {path} is not one ({error})."
         ) from None

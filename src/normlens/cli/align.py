@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -23,7 +22,7 @@ from normlens.cli.line_output import (
     opened,
 )
 from normlens.cli.options import OverwriteOption, model_files, open_lens
-from normlens.cli.terminal import progress_bar
+from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def align(
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
         aligner.layers = dict(run.record["layers"])
         if run.is_whole():
-            print(f"normlens: {out} is whole already", file=sys.stderr)
+            say(f"normlens: {out} is whole already")
             _write_page(aligner, page, shown, reference)
             return
     else:
@@ -180,7 +179,7 @@ def align(
     if save_choice is not None:
         aligner.choice().write(save_choice)
     for name, agreement in aligner.agreements.items():
-        print(f"{name}:\n{agreement.table(aligner.choices.setting)}", file=sys.stderr)
+        say(f"{name}:\n{agreement.table(aligner.choices.setting)}")
 
     shown_scores: Literal["", "scores", "confidences"] = "confidences" if confidence else "scores" if scores else ""
     problems: Counter[str] = Counter()
@@ -193,15 +192,15 @@ def align(
             write(_line(pair, one_based, talp, shown_scores, as_json))
             if pair.problem:
                 problems[pair.problem] += 1
-                print(f"normlens: line {number} has no links: {pair.problem}", file=sys.stderr)
+                say(f"normlens: line {number} has no links: {pair.problem}")
             if total is not None:
                 progress(number, total)
         if run is not None and not run.record["layers"]:
             run.record = {**run.record, **aligner.record()}  # a pipe's layers are known only now
     if problems:
-        print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
+        say(f"normlens: {sum(problems.values())} pairs were left without links")
     _write_page(aligner, page, shown, reference)
-    print(aligner.signature(), file=sys.stderr)
+    say(aligner.signature())
 
 
 def _in_windows(
@@ -247,7 +246,7 @@ def _reference(gold: Path, one_based: bool, number: int) -> Annotation:
 
 def _write_page(aligner: Aligner, page: Path | None, pair: tuple[str, str] | None, gold: Annotation | None) -> None:
     if page is not None and pair is not None:
-        print(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}", file=sys.stderr)
+        say(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}")
 
 
 def _line(

@@ -24,7 +24,7 @@ from typing import Any, TextIO, cast
 
 import typer
 
-from normlens.cli.terminal import visible
+from normlens.cli.terminal import let_go, say, visible
 from normlens.errors import InputError, NormlensError
 from normlens.files.writing import write_text
 
@@ -56,15 +56,8 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
 
 
 def _end(code: int, sentence: str) -> int:
-    _complain(f"normlens: {' '.join(visible(sentence).split())}")
+    say(f"normlens: {' '.join(visible(sentence).split())}")
     return code
-
-
-def _complain(text: str) -> None:
-    """Print to standard error; where that is closed or full, the exit code alone has to speak."""
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
 
 
 def _usage(error: Any) -> str:
@@ -84,7 +77,7 @@ def _unforeseen(error: Exception) -> str:
         except NormlensError:
             continue
         return f"an error that should not happen ({what[:300]}); please report it with the log file {log}"
-    _complain(report)  # nowhere to write: better on the screen than lost
+    say(report)  # nowhere to write: better on the screen than lost
     return f"an error that should not happen ({what[:300]}); please report it with the lines above"
 
 
@@ -181,7 +174,7 @@ class _GuardedOutput:
         try:
             yield
         except OSError as error:
-            _let_go(self._stream)
+            let_go(self._stream)
             if error.errno == errno.EPIPE:
                 raise InputError(
                     "standard output must stay open until all is written: whoever read it has stopped reading"
@@ -189,11 +182,3 @@ class _GuardedOutput:
             raise InputError(
                 f"standard output must be writable: it is not ({error.strerror or error}); make room, or send it elsewhere"
             ) from error
-
-
-def _let_go(stream: TextIO | None) -> None:
-    """Point a broken stream to nowhere, so that the interpreter does not fail on what is left in it when it ends."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, cast(TextIO, stream).fileno())
-        os.close(nowhere)

@@ -13,7 +13,8 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, own_folder
+from normlens.files.reading import read_text
+from normlens.files.writing import check_outputs, is_there, own_folder
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study
@@ -109,12 +110,13 @@ def _check_files(paths: list[Path], *, evidence: bool) -> None:
     from normlens.faithfulness.samples import read_lines, read_rows
 
     for path in paths:
-        _ = read_rows(path) if evidence else read_lines(path)
+        if not is_there(path) or path.is_file():  # a pipe is read once
+            _ = read_rows(path) if evidence else read_lines(path)
 
 
 def _is_study(path: Path) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("experiment") == "faithful"

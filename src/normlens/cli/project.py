@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,7 +14,7 @@ import typer
 from normlens.cli import line_output
 from normlens.cli.line_output import check_output, check_sentences, input_record, is_stream, layers_option, opened
 from normlens.cli.options import OverwriteOption, model_files, open_lens
-from normlens.cli.terminal import progress_bar
+from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def project(
     if resume and out is not None and any(path.exists() for path in files_of_run(out)):
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
         if run.is_whole():
-            print(f"normlens: {out} is whole already", file=sys.stderr)
+            say(f"normlens: {out} is whole already")
             return
         aligner.layers = dict(run.record["layers"])
     else:
@@ -129,14 +128,14 @@ def project(
             marks += len(item.marks)
             lost += len(found.unplaced)
             if found.problem:
-                print(f"normlens: sentence {number} is written without marks: {found.problem}", file=sys.stderr)
+                say(f"normlens: sentence {number} is written without marks: {found.problem}")
             elif found.unplaced:
-                print(f"normlens: sentence {number}: no place for {_named(found.unplaced, item)}", file=sys.stderr)
+                say(f"normlens: sentence {number}: no place for {_named(found.unplaced, item)}")
             if items.total is not None:
                 progress(number, items.total)
     if lost:
-        print(f"normlens: {lost} of {marks} marks had no place", file=sys.stderr)
-    print(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}", file=sys.stderr)
+        say(f"normlens: {lost} of {marks} marks had no place")
+    say(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}")
 
 
 @dataclass(frozen=True)

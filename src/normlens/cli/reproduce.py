@@ -13,6 +13,7 @@ import typer
 from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
+from normlens.files.reading import read_text
 from normlens.files.writing import check_outputs, own_folder
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwri
 
 def _is_results(path: Path, experiment: str) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("experiment") == experiment

@@ -60,6 +60,8 @@ def check_data(paths: Iterable[Path]) -> None:
     for path in paths:
         if not is_there(path):
             raise InputError(f"the data must be files that exist: {path} does not; check the path")
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(f"the data are read several times: {path} is a pipe or a device; save it as a file first")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +25,8 @@ from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
 from normlens.capture import SiteResult
 from normlens.errors import InputError
+from normlens.files.seals import file_digest
+from normlens.files.writing import is_there
 from normlens.lens import Lens
 from normlens.provenance import versions
 
@@ -45,6 +46,9 @@ def check_files(
 ) -> None:
     """Refuse, before a model is loaded, files that do not belong together, and gradients that nobody knows."""
     check_methods(gradients)
+    for path in (source, target, gold, *(path for path, _ in others.values())):
+        if is_there(path) and not path.is_file():
+            raise InputError(f"An experiment reads its files several times: {path} is no file; save it as one first.")
     pairs = sum(1 for _ in islice(read_parallel(source, target), limit))
     for path in (gold, *(path for path, _ in others.values())):
         lines = len(read_alignments(path).lines[:limit])
@@ -140,7 +144,7 @@ class TranslationStudy:
         return {
             "model": self.mapper.describe(),
             "data": f"{self.source.name}, {self.target.name}",
-            "inputs": [{"path": str(path), "sha256": _file_hash(path)} for path in files.values()],
+            "inputs": [{"path": str(path), "sha256": file_digest(path)} for path in files.values()],
             "pairs": len(self.pairs),
             "without_links": sum(pair.problem is not None for pair in self.pairs),
             "gold": self.gold.name,
@@ -297,8 +301,3 @@ def _count(
     return np.stack(
         [linked.sum(-1), (sure[rows, best] & linked).sum(-1), (possible[rows, best] & linked).sum(-1)], axis=-1
     )
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from normlens.attribution.items import Item, check_model, choices, item_of, own_choice, values
 from normlens.attribution.questions import Resolver, head_of
 from normlens.errors import InputError
+from normlens.files.reading import read_text
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -76,11 +78,10 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of an evidence file."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except OSError as error:
         raise InputError(f"an evidence file must be readable: {path} is not ({error.strerror})") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise InputError(f"an evidence file is a table in UTF-8, comma separated: {path} is not ({error})") from error
     needed = (PREFIX, GOOD, BAD, "target")
     missing = [name for name in needed if not rows or name not in rows[0]]
@@ -148,8 +149,8 @@ def read_texts(
 def read_lines(path: Path) -> list[str]:
     """The texts of a file, without what follows a tab."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise InputError(f"a file of texts is UTF-8, a text per line: {path} is not ({error})") from error
     texts = [line.split("\t")[0].strip() for line in lines]
     return [text for text in texts if text]

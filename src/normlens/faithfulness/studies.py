@@ -176,7 +176,10 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
 def _kept(place: Path, sample: Sample) -> list[np.ndarray] | None:
     """What an earlier run left there, if it is whole."""
     lengths = [len(item.ids) for item in sample.items]
-    content = place.read_bytes()
+    try:
+        content = place.read_bytes()
+    except OSError:  # what is there is not ours to read
+        return None
     seal, numbers = content[:16], content[16:]
     if len(numbers) != 8 * sum(lengths) or seal != _seal(numbers):
         return None
