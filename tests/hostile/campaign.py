@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .misuse import STREAMS, allowed, collisions, names_of, wrong_arguments
+from .misuse import STREAMS, SURROUNDINGS, allowed, collisions, names_of, wrong_arguments
 from .mutations import mutations_for
 
 #: A command on a few lines ends in a second; a machine that is busy is given three hundred.
@@ -55,6 +55,7 @@ class Case:
     damage: tuple[Path, bytes] | None = None  # a file, and what becomes of it
     arguments: Sequence[str] | None = None  # in place of the target's
     streams: Callable[[], None] | None = None  # in the child, before the command
+    surroundings: Callable[[Path], None] | None = None  # the same, for the folder of its files
     interrupt: float | None = None  # seconds after which Ctrl-C is pressed
     keep: str = ""  # a file that must stay as it is, wherever it lies
 
@@ -71,7 +72,7 @@ class Tally:
         kinds = Counter(fault.split(":", 1)[0] for fault in self.faults)
         counted = ", ".join(
             f"{kind} {kinds.get(kind, 0)}"
-            for kind in ("tracebacks", "signals", "files lost", "wrong results", "hangs", "memory", "manners")
+            for kind in ("tracebacks", "signals", "files lost", "wrong results", "hangs", "memory", "manners", "litter")
         )
         ends = ", ".join(f"{code}: {count}" for code, count in sorted(self.codes.items()))
         return f"{self.tried} inputs tried; {counted}; exit codes {ends}"
@@ -111,6 +112,8 @@ class Campaign:
         self._inputs_among_outputs(target, cases, seed)
         for name, breaks in STREAMS.items():
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
+        for name, change in SURROUNDINGS.items():
+            self._case(target, Case(f"{target.name}: {name}", surroundings=change))
         for number in range(cases // 5):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
             at = rng.uniform(0.05, 1.0)
@@ -186,6 +189,8 @@ class Campaign:
         for path in before:
             if after.get(path) != before[path]:
                 self._fault("files lost", f"{where}: {path}")
+        for draft in copy.rglob("*.draft"):
+            self._fault("litter", f"{where}: {draft.relative_to(copy)}")
         for name in target.same if code == 0 and case.arguments is None else ():
             if not _same(copy / name, right / name):
                 self._fault("wrong results", f"{where}: {name} differs")
@@ -235,6 +240,8 @@ def _command(target: Target, copy: Path, case: Case) -> int:
     from normlens.cli import main
 
     sys.argv = ["normlens", *map(str, case.arguments or target.command(copy))]
+    if case.surroundings is not None:
+        case.surroundings(copy)
     if case.streams is not None:
         case.streams()
     key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Ways to call a command wrongly: arguments that no one should give, streams that are closed or full, Ctrl-C."""
+"""Ways to call a command wrongly: arguments that no one should give, streams, disks and memory that are full, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 import os
 import random
 import re
+import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -108,6 +110,40 @@ STREAMS: dict[str, Callable[[], None]] = {
     "standard error closed": _closed(2, "stderr"),
     "standard error full": _full(2, "stderr"),
     "all streams closed": _all_closed,
+}
+
+
+def _removed_folder(folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+
+
+def _full_disk(folder: Path) -> None:
+    """No file may grow beyond a few bytes: those of the sentence."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+
+
+def _little_memory(folder: Path) -> None:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (8 << 20), resource.RLIM_INFINITY))
+
+
+def _variables(**values: str) -> Callable[[Path], None]:
+    return lambda folder: os.environ.update({name: value.format(folder) for name, value in values.items()})
+
+
+#: What is wrong around a command, and what makes it so in a new process whose files are in a folder.
+SURROUNDINGS: dict[str, Callable[[Path], None]] = {
+    "the current folder was removed": _removed_folder,
+    "the disk is full": _full_disk,
+    "there is little memory": _little_memory,
+    "the cache is a file": _variables(NORMLENS_CACHE="{}/bystander.txt", XDG_CACHE_HOME="{}/bystander.txt"),
+    "the cache cannot be written": _variables(NORMLENS_CACHE="/proc/nope", XDG_CACHE_HOME="/proc/nope"),
+    "there is no home": _variables(HOME="/nowhere", XDG_STATE_HOME="/proc/nope", TMPDIR="/nowhere"),
+    "the terminal is odd": _variables(TERM="dumb", COLUMNS="-3", LINES="x", LANG="C", NO_COLOR="1"),
 }
 
 

@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
@@ -29,6 +30,11 @@ from normlens.errors import InputError, NormlensError
 from normlens.files.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
+
+_NO_MEMORY = (
+    "there must be room in memory for this: there was not enough; use a smaller model, a shorter text, fewer measures or "
+    "smaller batches, or end other programs"
+)
 
 #: The base of what typer raises where a command line is wrong; it has no public name.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -52,7 +58,20 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _end(INTERRUPTED, f"interrupted; {after_interruption}")
     except Exception as error:
+        if _lacks_memory(error):
+            return _end(WRONG, _NO_MEMORY)
         return _end(UNFORESEEN, _unforeseen(error))
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it comes from, is a want of memory; PyTorch has words for it on a CPU, and no type."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _end(code: int, sentence: str) -> int:

@@ -45,8 +45,12 @@ def environment(monkeypatch) -> Iterator[None]:
     yield
 
 
-def _driver(*address: str) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen([sys.executable, "-c", _DRIVER, *address], stdout=subprocess.PIPE, text=True)
+def _driver(cluster: LocalCluster | None) -> tuple[subprocess.Popen[str], str]:
+    """A driver, and the folder of the cluster that it has started."""
+    # Who is given the address of somebody else's cluster must know by himself how to be let in.
+    known = {} if cluster is None else {"RAY_AUTH_MODE": cluster._authentication or "disabled"}
+    command = [sys.executable, "-c", _DRIVER, *([] if cluster is None else [cluster.address])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **known})
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -76,12 +80,11 @@ def test_a_killed_driver_takes_its_own_cluster_along_and_no_other(environment) -
     somebodys = LocalCluster(include_dashboard=False, num_cpus=1, object_store_memory=80 << 20)
     try:
         theirs = psutil.Process(somebodys._guardian.pid).children(recursive=True)
-        for address in ((), (somebodys.address,)):
-            os.environ["RAY_AUTH_MODE"] = somebodys._authentication or "disabled"
-            driver, folder = _driver(*address)
+        for joined in (None, somebodys):
+            driver, folder = _driver(joined)
             assert driver.stdout is not None and driver.stdout.readline().strip() == "True"
             family = psutil.Process(driver.pid).children(recursive=True)
-            assert bool(family) == bool(folder) == (not address), "a driver with an address starts nothing"
+            assert bool(family) == bool(folder) == (joined is None), "a driver with an address starts nothing"
             driver.kill()
             driver.wait()
             assert _gone(family), f"these outlived their driver: {_running(family)}"
