@@ -31,6 +31,9 @@ from normlens.files.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
 
+#: PyTorch and threads have words for a want of memory, and no type.
+_NO_ROOM = "allocate memory|out of memory|can't start new thread"
+
 _NO_MEMORY = (
     "there must be room in memory for this: there was not enough; use a smaller model, a shorter text, fewer measures or "
     "smaller batches, or end other programs"
@@ -64,11 +67,11 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it comes from, is a want of memory; PyTorch has words for it on a CPU, and no type."""
+    """Whether an error, or one that it comes from, is a want of memory."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
-        if isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error)):
+        if isinstance(error, RuntimeError) and re.search(_NO_ROOM, str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

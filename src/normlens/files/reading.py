@@ -7,14 +7,17 @@ from pathlib import Path
 
 #: Bytes of a text that is read at once, and characters of a line where lines are read one by one.
 LARGEST_TEXT, LONGEST_LINE = 1 << 27, 1 << 24
+_BLOCK = 1 << 20
 
 
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """A UTF-8 text with its line ends as they are; one that is longer, or no UTF-8, is a `ValueError`."""
+    content = bytearray()
     with path.open("rb") as stream:
-        content = stream.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"it has more than {largest} bytes")
+        while block := stream.read(_BLOCK):  # not all at once: room for it would be made before it is there
+            content += block
+            if len(content) > largest:
+                raise ValueError(f"it has more than {largest} bytes")
     return content.decode("utf-8")
 
 

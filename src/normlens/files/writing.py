@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -367,7 +368,11 @@ def _writable(target: AnyPath) -> Iterator[None]:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        for _ in range(20):  # where a write fails, others of Zarr's threads may still be at theirs
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                return
+            time.sleep(0.05)
     elif path.parent.is_dir():
         path.unlink(missing_ok=True)
 
