@@ -222,6 +222,19 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_made(
     assert code == 2 and [path.name for path in tmp_path.iterdir()] == ["data"], "a folder was left behind"
 
 
+@pytest.mark.parametrize("model", ["none", "model"])
+@pytest.mark.parametrize("command", [("analyze", "\udcff"), ("explain", "\udcff"), ("corpus", "empty")])
+def test_a_run_that_came_to_nothing_leaves_nothing(
+    command: tuple[str, ...], model: str, shell: Any, tmp_path: Path
+) -> None:
+    tiny_bert().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "empty").write_text("\n")
+    code, _, err = shell(*command, "--model", model, "--out", "new/out")
+    assert code == 2, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model"]
+
+
 @pytest.mark.parametrize("flag", ["--out", "--page", "--save-choice"])
 @pytest.mark.parametrize("name", ["source", "target", "links", "choice", "model/config.json", "other"])
 def test_no_output_of_an_aligner_is_one_of_its_inputs(flag: str, name: str, shell: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.files.writing import check_outputs, is_there, refuse_input, whole_files, writable_folder, write_table
+from normlens.files.writing import check_outputs, is_there, refuse_input, whole_files, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,6 @@ def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     remedy = "pass --overwrite to replace a saved analysis"
     check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[result])
     check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
-    writable_folder(folder)
 
 
 def print_tables(analysis: Analysis) -> None:

@@ -12,7 +12,7 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, print_json, progress_bar, show, visible
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, is_there, writable_folder
+from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,6 @@ def _check_place(folder: Path, model: str | None, overwrite: bool) -> None:
     inputs = [Path(model)] if model else []
     remedy = "pass --overwrite to replace a saved explanation"
     check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[folder])
-    writable_folder(folder.parent)
 
 
 # ---- on the terminal -------------------------------------------------------------------------------------------------

@@ -62,14 +62,7 @@ def check_outputs(
     files, folders, inputs = list(files), list(folders), list(inputs)
     taken: dict[Path, Path] = {}
     for output in (*files, *folders):
-        try:
-            os.lstat(output)
-        except FileNotFoundError:
-            pass
-        except OSError as error:  # a name that is too long, or below a file
-            raise InputError(
-                f"the output must be writable: {output} is not ({error.strerror}); choose another path"
-            ) from error
+        check_place(output)
         refuse_input(output, inputs)
         if not replace:
             refuse_existing(output, remedy)
@@ -78,7 +71,6 @@ def check_outputs(
             raise InputError(f"the output must be writable: {output} is {is_one}, not {wanted}; choose another path")
         if taken.setdefault(output.resolve(), output) is not output:
             raise InputError(f"every output has a place of its own: {output} is named twice; choose another path")
-        _check_place(output)
     for folder in folders:
         for read in inputs:
             if folder.is_dir() and os.path.lexists(read) and read.resolve().is_relative_to(folder.resolve()):
@@ -87,15 +79,17 @@ def check_outputs(
                 )
 
 
-def _check_place(output: Path) -> None:
-    """The nearest folder that exists above an output must take files."""
-    folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+def check_place(output: Path) -> None:
+    """Refuse a name that is too long, or lies below a file or a folder that takes none; nothing is made."""
     try:
+        with suppress(FileNotFoundError):
+            os.lstat(output)
+        folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise InputError(
-            f"the output must be writable: {output} is not ({folder}: {error.strerror}); choose another path"
+            f"the output must be writable: {output} is not ({error.strerror}); choose another path"
         ) from error
 
 
@@ -136,17 +130,18 @@ def own_file(path: Path, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def own_folder(folder: Path, what: str) -> Iterator[None]:
-    """A folder that takes files, for this run alone; where it was made here and nothing came of it, it goes again."""
-    there = folder.exists()
+def own_folder(folder: AnyPath, what: str) -> Iterator[None]:
+    """A folder that takes files, for this run alone; what was made of it here, and holds nothing in the end, goes again."""
+    above = [] if isinstance(folder, RemotePath) else [folder, *folder.parents]
+    made = [path for path in above if not path.exists()]
     writable_folder(folder)
     try:
         with only_user(folder, what):
             yield
     finally:
-        if not there:
-            with suppress(OSError):  # it holds something
-                folder.rmdir()
+        with suppress(OSError):  # it holds something
+            for path in made:
+                path.rmdir()
 
 
 def writable_folder(path: AnyPath) -> AnyPath:
