@@ -68,6 +68,18 @@ def test_a_choice_of_layers_is_saved_and_taken_over(text: list[str], tmp_path: P
     assert code == 2 and "--overwrite" in message
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "9" * 5000, '"x"', "null", "[]", "{}", "-1", "0", "99"])
+def test_a_choice_with_numbers_that_are_none(number: str, text: list[str], tmp_path: Path) -> None:
+    choice = tmp_path / "choice.json"
+    run(*text, "--save-choice", str(choice))
+    whole = choice.read_text()
+    changed = re.sub(r'("layers":\s*\{\s*"forward":\s*\[)[^]]*', rf"\g<1>{number}", whole)
+    assert changed != whole
+    choice.write_text(changed)
+    code, _, message = run(*text, "--layers-from", str(choice))
+    assert code == 2 and message
+
+
 def test_a_page_shows_one_pair(text: list[str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     run(*text, "--page", str(page), "--page-line", "2")

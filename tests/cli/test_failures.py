@@ -94,6 +94,7 @@ def test_a_log_that_cannot_be_written_where_it_belongs_goes_elsewhere(
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
     ],
 )
 def test_a_want_of_memory_is_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:

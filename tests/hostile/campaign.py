@@ -99,21 +99,23 @@ class Campaign:
         return self.tally
 
     def misuse(self, target: Target, cases: int, seed: int = 0) -> Tally:
-        """Call a target's command wrongly so many times, with every kind of broken streams, and interrupt it."""
+        """Call a target's command wrongly, in every way up to so many times, with every kind of broken streams."""
         whole, victims = self._victims(target)
+        chosen = random.Random(f"{seed} chosen {target.name}")
         inputs = names_of(victims, whole)
         for number in range(cases):
             rng = random.Random(f"{seed} misused {target.name} {number}")
             arguments = wrong_arguments([str(word) for word in target.command(whole)], inputs, rng)
             shown = [word if len(word) < 40 else f"{word[:20]}…" for word in arguments]
             self._case(target, Case(f"{target.name} {seed}/{number}: called as {shown!r}", arguments=arguments))
-        for arguments in collisions([str(word) for word in target.command(whole)], inputs):
+        clashes = list(collisions([str(word) for word in target.command(whole)], inputs))
+        for arguments in chosen.sample(clashes, min(cases, len(clashes))):
             self._case(target, Case(f"{target.name}: called as {arguments!r}", arguments=arguments))
         self._inputs_among_outputs(target, cases, seed)
         for name, breaks in STREAMS.items():
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
-        for name, change in SURROUNDINGS.items():
-            self._case(target, Case(f"{target.name}: {name}", surroundings=change))
+        for name in chosen.sample(sorted(SURROUNDINGS), min(cases, len(SURROUNDINGS))):
+            self._case(target, Case(f"{target.name}: {name}", surroundings=SURROUNDINGS[name]))
         for number in range(cases // 5):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
             at = rng.uniform(0.05, 1.0)
@@ -127,13 +129,12 @@ class Campaign:
         made = sorted(set(_files(right, ("cache",))) - set(_files(whole, ())))  # in our own cache nobody keeps anything
         rng = random.Random(f"{seed} among outputs {target.name}")
         command = [str(word) for word in target.command(whole)]
-        for path in rng.sample(made, min(cases, len(made))):
-            for victim in victims:
-                name = str(victim.relative_to(whole))
-                if name in command:
-                    arguments = [path if word == name else word for word in command]
-                    where = f"{target.name}: called as {arguments!r}"
-                    self._case(target, Case(where, (Path(path), victim.read_bytes()), allowed(arguments), keep=path))
+        named = [victim for victim in victims if str(victim.relative_to(whole)) in command]
+        places = [(path, victim) for path in made for victim in named]
+        for path, victim in rng.sample(places, min(cases, len(places))):
+            arguments = [path if word == str(victim.relative_to(whole)) else word for word in command]
+            where = f"{target.name}: called as {arguments!r}"
+            self._case(target, Case(where, (Path(path), victim.read_bytes()), allowed(arguments), keep=path))
 
     def _victims(self, target: Target) -> tuple[Path, list[Path]]:
         whole, _ = self._made(target)

@@ -211,7 +211,7 @@ class SavedChoice:
                 raise ValueError("another version")
             layers = {str(name): tuple(int(n) for n in numbers) for name, numbers in found.pop("layers").items()}
             return cls(layers=layers, **found)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"Layers are read from a file that --save-choice wrote: {path} is not one ({error})."
             ) from None

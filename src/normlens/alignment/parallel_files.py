@@ -91,7 +91,7 @@ class UnfinishedRun:
             durable = found["durable"]
             run = cls(out, {**found, "layers": layers}, int(durable["lines"]), int(durable["bytes"]))
             run._check(str(durable["sha256"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"The record of a run tells how far it is: {_record_path(out)} does not.") from error
         return run
 

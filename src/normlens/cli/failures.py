@@ -31,8 +31,8 @@ from normlens.files.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
 
-#: PyTorch and threads have words for a want of memory, and no type.
-_NO_ROOM = "allocate memory|out of memory|can't start new thread"
+#: PyTorch, oneDNN and threads have words for a want of memory, and no type.
+_NO_ROOM = "allocate memory|out of memory|can't start new thread|could not create a primitive$"
 
 _NO_MEMORY = (
     "there must be room in memory for this: there was not enough; use a smaller model, a shorter text, fewer measures or "
