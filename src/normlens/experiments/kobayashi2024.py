@@ -7,7 +7,6 @@ pair. The parts of each pair go through the feed-forward block, so the cost is s
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
 from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_line
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, printed
+from normlens.files.seals import content_digest
 from normlens.lens import Lens
 from normlens.measures import MEASURES
 from normlens.plots.colours import numbered_style
@@ -118,9 +118,7 @@ def run(study: LayerStudy) -> Outcome:
     record: dict[str, Any] = {
         "model": study.lens.identity,
         "data": ", ".join(Path(path).name if study.data else str(path) for path in data),
-        "inputs": [
-            {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in study.sources
-        ],
+        "inputs": [{"path": str(path), "sha256": content_digest(path)} for path in study.sources],
         "sequences": len(texts),
         "tokens": found.tokens,
         "max_length": study.max_length,

@@ -26,10 +26,11 @@ from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS,
 from normlens.corpus.running.run_folder import RunFolder
 from normlens.corpus.running.shard_worker import Assignment, flagged, part_name, tabulate, write_parquet
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
+from normlens.corpus.running.tables import refuse_nothing
 from normlens.errors import InputError
 from normlens.files.remote import AnyPath, arrow, size_of
 from normlens.files.seals import file_digest, write_sealed_json
-from normlens.files.writing import only_user
+from normlens.files.writing import own_folder
 from normlens.provenance import versions
 from normlens.text.encoding import longest_input
 
@@ -108,8 +109,11 @@ def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) 
     arrow("a corpus, whose tables are Parquet files,")
     folder = RunFolder(out)
     folder.check(inputs, overwrite=overwrite)
-    with only_user(out, "run"):
-        yield folder
+    with own_folder(out, "run"):
+        try:
+            yield folder
+        finally:
+            folder.remove_if_empty()
 
 
 def count_corpus(
@@ -158,6 +162,7 @@ def run_corpus(
     if folder.is_finished(fingerprint):
         folder.end()
         return open_corpus(folder.out)
+    refuse_nothing(reader.survey.sequences)  # before the folder is taken up: the next corpus is another one
     seconds_before = folder.begin(fingerprint, identity)
     shards = ShardFolder(_absolute(folder.unfinished), fingerprint)
     assignment = Assignment(
