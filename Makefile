@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
 EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
 
-# The demo has an environment of its own, with what it needs and no more: 1.7 GB, half of it PyTorch.
+# The demo has an environment of its own, with what it needs and no more: 1.6 GB, more than half of it PyTorch.
 DEMO   := .venv-demo
 SHOWN  := $(DEMO)/.setup-stamp
 

@@ -2,8 +2,8 @@
 
     python docs/gallery/build.py [--models FOLDER]
 
-The folder holds `minilm`, `opus-mt-fr-en` and `smollm2` (NORMLENS_REAL_MODELS, or ../models). Pictures need Chromium
-and Playwright; pages do not.
+The folder holds `minilm`, `opus-mt-en-fr`, `opus-mt-fr-en` and `smollm2` (NORMLENS_REAL_MODELS, or ../models).
+Pictures need Chromium and Playwright; pages do not.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import normlens
+from normlens.alignment.aligner import Aligner
+from normlens.alignment.markup import read_markup, write_markup
 from normlens.files.writing import write_text
-from normlens.plots import save_figure
+from normlens.plots import plot_maps, save_figure
 from normlens.text.tokens import readable_tokens
 
 HERE = Path(__file__).parent
@@ -135,6 +138,30 @@ QUESTIONS = (
     ),
 )
 
+
+@dataclass(frozen=True)
+class Carried:
+    """A sentence with markup and its translation, aligned by two models, and its page."""
+
+    model: str
+    reverse: str
+    name: str  # of the page
+    title: str
+    source: str
+    target: str
+    pictures: tuple[tuple[str, str, str, str], ...] = ()
+
+
+CARRIED = Carried(
+    "opus-mt-en-fr",
+    "opus-mt-fr-en",
+    "marks",
+    "Markup carried across (OPUS-MT, both directions)",
+    "I do <i>not</i> <b>know</b> whether the <a href='#'>European <em>Commission</em></a> will answer<br/> <u>tomorrow</u>.",
+    "Je ne sais pas si la Commission européenne répondra demain.",
+    pictures=(("viewer-marks", "", "light", "Alignment: markup in the source, and where it was carried"),),
+)
+
 #: Edges are asked for by name: they are large, and the flow is drawn from them.
 PARTS = ["states", "edges", "heads", "blocks", "direct", "biases"]
 
@@ -211,6 +238,8 @@ def main() -> None:
         parts.append(example.facts(analysis) + "\n")
         parts += [f"![{caption}](../images/{name}.png)\n\n{caption}.\n" for name, _, _, caption in example.pictures]
         photograph(page, example.pictures)
+        if example.target is not None:
+            parts += carried_marks(CARRIED, folder)
     for question in QUESTIONS:
         lens = normlens.load(folder / question.model, **question.load)
         explanation = lens.explain(
@@ -225,6 +254,28 @@ def main() -> None:
         parts.append(f"![As a figure](../images/{question.name}.png)\n\nThe same as `explanation.plot()`.\n")
         photograph(page, question.pictures)
     write_text(HERE / "README.md", "\n".join(parts))
+    save_figure(maps_of_a_pair(), IMAGES / "maps")
+    (IMAGES / "maps.svg").unlink()
+
+
+def carried_marks(carried: Carried, folder: Path) -> list[str]:
+    aligner = Aligner(folder / carried.model, folder / carried.reverse)
+    marked = read_markup(carried.source, "html")
+    page = aligner.save_html(HERE / f"{carried.name}.html", marked, carried.target)
+    (found,) = aligner.project([(marked, carried.target)])
+    scores = ", ".join(f"`{piece.mark.opening}` {piece.score:.2f}" for piece in found.walk())
+    photograph(page, carried.pictures)
+    return [
+        f"## {carried.title}\n\n[{page.name}]({page.name}) · {aligner.signature()}\n",
+        f"```\n{carried.source}\n{write_markup(found, 'html')}\n```\n\nScores: {scores}.\n",
+        *(f"![{caption}](../images/{name}.png)\n\n{caption}.\n" for name, _, _, caption in carried.pictures),
+    ]
+
+
+def maps_of_a_pair() -> Figure:
+    """The picture that README opens with: the embedded model, three layers."""
+    analysis = normlens.load().analyze("The man went to the store.", pair="He bought a gallon of milk.")
+    return plot_maps(analysis.sites["encoder"], layers=[1, 3, 5], own="faded", provenance=analysis.provenance_line())
 
 
 def photograph(page: Path, pictures: tuple[tuple[str, str, str, str], ...]) -> None:

@@ -298,6 +298,7 @@ class Lens(ExaminedModel):
         counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
         `together=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
         Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
+        `source` names files, or is a `Dataset` or streaming `IterableDataset` of the datasets library, or a list of them.
         An encoder-decoder model reads the text and writes what stands in `target_column`. Sources and `out` may be
         addresses (`s3://…`). `workers` is a number or "MIN:MAX", `threads` and `gpus` are what each worker gets.
         A record of more than `largest_record` bytes counts as unreadable. Files in `out` that are not of a run of
@@ -306,8 +307,10 @@ class Lens(ExaminedModel):
         from normlens.corpus.counting.plan import Plan
         from normlens.corpus.reading.corpus import Corpus
         from normlens.corpus.reading.records import Columns
+        from normlens.corpus.reading.sources import Wanted
         from normlens.corpus.running.run import RunOptions, count_corpus
 
+        columns = Columns(text_column, pair_column, tag_column, target_column)
         reading = partial(
             Corpus,
             pairs=pairs,
@@ -317,7 +320,7 @@ class Lens(ExaminedModel):
             limit=limit,
             skip=skip,
             format=format,
-            columns=Columns(text_column, pair_column, tag_column, target_column),
+            columns=columns,
             on_error=on_error,
             largest_record=largest_record,
             categories=categories,
@@ -349,7 +352,8 @@ class Lens(ExaminedModel):
             save_every=save_every,
             progress=progress,
         )
-        return count_corpus(self, source, path_of(out), reading, planning, covariates or {}, options)
+        wanted = Wanted(columns, limit, pairs, skip, format)
+        return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
         return pad_batch(rows, padding_id(self.model, self.tokenizer), next(self._body.parameters()).device)

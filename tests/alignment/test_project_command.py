@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from normlens import lens as lens_module
 from normlens.alignment.markup import read_markup
+from normlens.alignment.translating import Translator
 from normlens.cli import line_output
 from normlens.cli import project as command
 from normlens.cli.project import project
@@ -142,3 +144,43 @@ def test_tags_follow_reordered_words_and_leave_punctuation_alone() -> None:
         ('She answered: "<q>It is <b>too late</b></q>"!', "Elle a répondu : « <q>Il est <b>trop tard</b></q> » !"),
     ):  # fmt: skip
         assert aligner.project_markup(source, read_markup(expected, "html").text) == expected
+
+
+def test_a_page_shows_one_sentence_with_its_marks(
+    text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [*text, "--target", str(tmp_path / "target"), "--format", "html"]
+    page, out = tmp_path / "page.html", tmp_path / "out"
+    _, _, notes = run(*asked, "--out", str(out), "--page", str(page), "--page-line", "2")
+    assert f"wrote {page}" in notes
+    found = re.search(r'id="normlens-data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["title"] == "a big house → une grande maison" and data["opens"] == "alignment"
+    assert [mark["name"] for mark in data["alignment"]["marks"]["marks"]] == ["a"]
+    # What exists is kept, a finished run can still get its page, and what is asked wrongly is one sentence.
+    assert "pass --overwrite" in run(*asked, "--page", str(page))[2]
+    again = tmp_path / "again.html"
+    assert "wrote" in run(*asked, "--out", str(out), "--resume", "--page", str(again), "--page-line", "2")[2]
+    assert again.read_bytes() == page.read_bytes()
+    for arguments, message in (
+        (["--page-line", "2"], "give --page"),
+        (["--page", str(tmp_path / "x"), "--page-line", "99"], "no sentence 99"),
+        (["--page", str(tmp_path / "x"), "--page-line", "3"], "<b> is not"),
+        (["--page", str(tmp_path / "source")], "must not be an input"),
+    ):
+        code, _, said = run(*asked, *arguments)
+        assert code == 2 and message in said
+    monkeypatch.setattr(Translator, "__call__", lambda self, texts: ["une maison" for _ in texts])
+    run(*text, "--translate", "--format", "html", "--page", str(tmp_path / "own.html"))
+    assert "on the hill → une maison" in (tmp_path / "own.html").read_text(encoding="utf-8")
+
+
+def test_crossing_spans_are_shown_one_by_one(text: list[str], tmp_path: Path) -> None:
+    record = {"text": "the little house", "target": "la petite maison", "spans": [
+        {"start": 0, "end": 10, "label": "a"}, {"start": 4, "end": 16, "label": "b"}]}  # fmt: skip
+    (tmp_path / "json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    page = tmp_path / "page.html"
+    run("--model", "0", "--source", str(tmp_path / "json"), "--format", "json", "--page", str(page))
+    found = re.search(r'id="normlens-data">(.*?)</script>', page.read_text(encoding="utf-8"), re.S)
+    assert found is not None and len(json.loads(found[1])["alignment"]["marks"]["texts"]) == 2

@@ -112,6 +112,10 @@ def test_nothing_to_draw_is_an_error() -> None:
         scale_of([np.array([np.nan])])
 
 
-def test_a_root_of_a_difference_is_an_error() -> None:
-    with pytest.raises(InputError, match="root=False"):
-        scale_of([np.array([-1.0, 1.0])], root=True)
+def test_a_root_scale_of_signed_values_has_its_middle_at_zero() -> None:
+    scale = scale_of([np.array([-1.0, 4.0])], root=True)
+    assert (scale.low, scale.high) == (-4.0, 4.0)
+    assert [float(scale.norm(value)) for value in (-4, -1, 0, 1, 4)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+    assert np.allclose(scale.norm.inverse([0.0, 0.25, 0.5, 0.75, 1.0]), [-4, -1, 0, 1, 4])
+    assert scale.ticks(5) == [-4, -1, 0, 1, 4] and scale.ticks(3) == [-4, 0, 4]
+    assert scale.colormap is diverging()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -16,6 +18,13 @@ from tests.plots.samples import HOSTILE, dataset, mixing
 
 PROVENANCE = "normlens 0.1.0 · some/model · family bert · layers 1–12 · float32 · torch 2.13.0 · transformers 5.22.2"
 
+
+def signed(data: Any) -> Any:
+    """Values on both sides of zero up to 0.05, whose ticks are long to write: −0.0125."""
+    largest = float(abs(data).max() if isinstance(data, xr.DataArray) else abs(data["attnresln_n"]).max())
+    return (data / largest - 0.1) * 0.05 / 0.9
+
+
 PICTURES: dict[str, Callable[[int, int], Figure]] = {
     "map": lambda q, k: plot_map(dataset(q, k)["attnresln_n"].sel(layer=2), provenance=PROVENANCE),
     "map shares": lambda q, k: plot_map(
@@ -24,6 +33,10 @@ PICTURES: dict[str, Callable[[int, int], Figure]] = {
     "map without own": lambda q, k: plot_map(
         dataset(q)["attnresln_n"].sel(layer=2), own="faded", root=True, provenance=PROVENANCE
     ),
+    "map signed": lambda q, k: plot_map(
+        signed(dataset(q, k)["attnresln_n"].rename("projection").sel(layer=2)), root=True, provenance=PROVENANCE
+    ),
+    "maps signed": lambda q, k: plot_maps(signed(dataset(q, k)), root=True, provenance=PROVENANCE),
     "maps": lambda q, k: plot_maps(dataset(q, k), provenance=PROVENANCE),
     "maps without own": lambda q, k: plot_maps(dataset(q), own="faded", provenance=PROVENANCE),
     "maps shares": lambda q, k: plot_maps(dataset(q, k), ["attn_w"], row_shares=True, root=True, provenance=PROVENANCE),

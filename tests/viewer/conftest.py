@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xarray as xr
 
 from normlens.viewer.page import save_html
+from normlens.viewer.page_data import page_data
+from tests.viewer.synthetic import RECORD, SENTENCE, SOURCE, TARGET, dataset
 
 FLAGS = [
     "--no-sandbox",
@@ -62,3 +65,22 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert seen == []
+
+
+@pytest.fixture(scope="module")
+def data() -> xr.Dataset:
+    return dataset(SENTENCE)
+
+
+@pytest.fixture(scope="module")
+def document(data: xr.Dataset) -> dict[str, Any]:
+    return page_data({"encoder": data}, title="The man went to the store.", provenance=RECORD)
+
+
+@pytest.fixture(scope="module")
+def sites() -> dict[str, xr.Dataset]:
+    return {
+        "encoder": dataset(SOURCE),
+        "decoder": dataset(TARGET, causal=True, seed=1),
+        "cross": dataset(TARGET, SOURCE, seed=2),
+    }

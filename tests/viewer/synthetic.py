@@ -81,6 +81,9 @@ def dataset(
 
 _WORDS = "the man went to the store and bought a gal ##lon of milk ."
 SENTENCE = ["[CLS]", *_WORDS.split(), "[SEP]"]
+#: A pair for an encoder-decoder.
+SOURCE = ["▁Le", "▁chat", "▁noir", "▁dort", "▁sur", "▁la", "▁chaise", ".", "</s>"]
+TARGET = ["<pad>", "▁The", "▁black", "▁cat", "▁sleep", "s", "▁on", "▁the", "▁chair", "."]
 
 
 def long_text(count: int) -> list[str]:

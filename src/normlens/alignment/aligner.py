@@ -49,6 +49,8 @@ LayerChoice = Literal["auto", "best"] | int | Sequence[int]
 #: How words are found in a text that carries marks: in running text, or between spaces.
 WordRule = Literal["text", "spaces"]
 WORD_RULES: dict[WordRule, Callable[[str], list[Span]]] = {"text": word_spans, "spaces": spaced_spans}
+#: A text, one with its marks, or the same text once for each of its marks where they cross each other.
+MarkedSource = str | MarkedText | Sequence[MarkedText]
 
 
 @dataclass(frozen=True)
@@ -401,9 +403,7 @@ class Aligner:
         """
         if self.choices.raw:
             raise InputError("Marks are projected over words with known characters: leave out raw.")
-        if words not in WORD_RULES:
-            raise InputError(f"Words are found by one of {', '.join(WORD_RULES)}: got {words!r}.")
-        spans_of = WORD_RULES[words]
+        spans_of = word_rule(words)
         stream = iter(pairs)
         while window := list(islice(stream, WINDOW)):
             spans = [(marked.words(spans_of), spans_of(target)) for marked, target in window]
@@ -433,22 +433,50 @@ class Aligner:
 
     # ---- seeing it -----------------------------------------------------------------------------------------------
 
-    def show(self, source: str, target: str, *, gold: Gold | None = None, view: str = "view=alignment") -> View:
+    def show(
+        self,
+        source: MarkedSource,
+        target: str,
+        *,
+        gold: Gold | None = None,
+        words: WordRule = "text",
+        pieces: Pieces = "one",
+        view: str = "view=alignment",
+    ) -> View:
         """See the links of one pair: the viewer in a notebook, a page in the browser elsewhere.
 
         `gold` is an `Annotation` or sure links `(source word, target word)` from 0: they are framed, and scored.
+        A `MarkedText` (as `read_markup` gives it) is shown with its marks, and its translation with the marks as
+        `project` carries them there; `words` and `pieces` are for such texts.
         """
-        from normlens.viewer.alignment_page import aligner_page
         from normlens.viewer.display import show
 
-        return show(aligner_page(self, source, target, gold), view)
+        return show(self._page(source, target, gold, words, pieces), view)
 
-    def save_html(self, path: str | Path, source: str, target: str, *, gold: Gold | None = None) -> Path:
-        """Write the page of one pair as one HTML file that opens offline; `gold` as in `show`."""
-        from normlens.viewer.alignment_page import aligner_page
+    def save_html(
+        self,
+        path: str | Path,
+        source: MarkedSource,
+        target: str,
+        *,
+        gold: Gold | None = None,
+        words: WordRule = "text",
+        pieces: Pieces = "one",
+    ) -> Path:
+        """Write the page of one pair as one HTML file that opens offline; all else as in `show`."""
         from normlens.viewer.page import save_html
 
-        return save_html(aligner_page(self, source, target, gold), path)
+        return save_html(self._page(source, target, gold, words, pieces), path)
+
+    def _page(
+        self, source: MarkedSource, target: str, gold: Gold | None, words: WordRule, pieces: Pieces
+    ) -> dict[str, Any]:
+        from normlens.viewer.alignment_page import aligner_page, projection_page
+
+        if isinstance(source, str):
+            return aligner_page(self, source, target, gold)
+        texts = [source] if isinstance(source, MarkedText) else list(source)
+        return projection_page(self, texts, target, gold, words=words, pieces=pieces)
 
     # ---- what was done -------------------------------------------------------------------------------------------
 
@@ -482,6 +510,13 @@ class Aligner:
             f"normlens:{version_of('normlens')}",
         ]
         return "|".join(["align", *parts])
+
+
+def word_rule(name: WordRule) -> Callable[[str], list[Span]]:
+    """How words are found, by its name."""
+    if name not in WORD_RULES:
+        raise InputError(f"Words are found by one of {', '.join(WORD_RULES)}: got {name!r}.")
+    return WORD_RULES[name]
 
 
 def spaced(text: str, spans: Sequence[Span]) -> str:

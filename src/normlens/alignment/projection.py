@@ -100,7 +100,7 @@ class _Placing:
         self.unplaced: list[Mark] = []
         #: Marks that were placed as points: where a mark comes in many pieces, only one of them holds these.
         self.points: set[int] = set()
-        self.covered = _covered(marked, source_words)
+        self.covered = covered_words(marked, source_words)
         every = np.ones(len(source_words), bool)
         #: For each mark and target word, how much more of the word's links lead to the mark than elsewhere.
         self.values = [2 * weights[own].sum(0) - weights.sum(0) for own in self.covered]
@@ -232,7 +232,7 @@ class _Placing:
         return position, 1 - min(crossed) / cost.sum() if cost.sum() else 0.0
 
 
-def _covered(marked: MarkedText, words: Sequence[Span]) -> list[Bool[np.ndarray, " source"]]:
+def covered_words(marked: MarkedText, words: Sequence[Span]) -> list[Bool[np.ndarray, " source"]]:
     """The words of each mark: those that it touches, without those that a neighbour has more of."""
     covered = [np.zeros(len(words), bool) for _ in marked.marks]
     for word, (start, end) in enumerate(words):

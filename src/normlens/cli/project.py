@@ -16,6 +16,7 @@ from normlens.cli.line_output import check_output, check_sentences, input_record
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
+from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
@@ -47,6 +48,8 @@ def project(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per sentence: text, spans with scores, what had no place.")
     ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one sentence here, too.")] = None,
+    page_line: Annotated[int, typer.Option(min=1, help="Which sentence the page shows, from 1.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: OverwriteOption = False,
@@ -72,6 +75,12 @@ def project(
     check_sentences(*given)
     read_here = [*given, *([] if layers_from is None else [layers_from]), *model_files(model, reverse_model)]
     check_output(out, read_here, resume, overwrite)
+    if page is None and page_line != 1:
+        raise InputError("the number of a sentence belongs to a page: give --page with it")
+    if page is not None:
+        refuse_input(page, read_here)
+        if not overwrite:
+            refuse_existing(page, "pass --overwrite to replace it")
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
@@ -83,6 +92,7 @@ def project(
     first = list(
         islice(items.read(), PAIRS_TO_CHOOSE_ON)
     )  # what is wrong with the text is said before a model is loaded
+    shown = None if page is None else _shown_item(items, given, page_line)
     lens = open_lens(model, device=device)
     aligner = Aligner(
         lens,
@@ -108,10 +118,11 @@ def project(
     run: UnfinishedRun | None = None
     if resume and out is not None and any(path.exists() for path in files_of_run(out)):
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
+        aligner.layers = dict(run.record["layers"])
         if run.is_whole():
             say(f"normlens: {out} is whole already")
+            _write_page(aligner, page, shown, translator, rule, pieces)
             return
-        aligner.layers = dict(run.record["layers"])
     else:
         # A model's own translations are made window by window, so only the first window's can be chosen on.
         if not aligner.layers:
@@ -135,6 +146,7 @@ def project(
                 progress(number, items.total)
     if lost:
         say(f"normlens: {lost} of {marks} marks had no place")
+    _write_page(aligner, page, shown, translator, rule, pieces)
     say(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}")
 
 
@@ -241,6 +253,28 @@ def _translated(window: Sequence[_Item], translator: Translator | None, done: in
         raise InputError(f'line {number} has no "target": give --target, or let the model --translate')
     made = iter(translator([item.texts[0].readable for item in missing]))
     return [replace(item, target=next(made)) if item.target is None else item for item in window]
+
+
+def _shown_item(items: _Items, given: Sequence[Path], number: int) -> _Item:
+    """The sentence of the page, read before a model is loaded."""
+    if not all(path.is_file() for path in given):
+        raise InputError("a page needs sentences that can be read twice: give files, not pipes, with --page")
+    found = next(items.read(number - 1), None)
+    if found is None:
+        raise InputError(f"a page shows a sentence of the input: it has no sentence {number}")
+    if found.problem is not None:
+        raise InputError(f"a page shows a sentence with its marks: sentence {number} has none ({found.problem})")
+    return found
+
+
+def _write_page(
+    aligner: Aligner, page: Path | None, item: _Item | None, translator: Translator | None, rule: str, pieces: str
+) -> None:
+    if page is None or item is None:
+        return
+    (item,) = _translated([item], translator, 0)
+    path = aligner.save_html(page, item.texts, item.target or "", words=rule, pieces=pieces)  # type: ignore[arg-type]
+    say(f"normlens: wrote {path}")
 
 
 def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | None, rule: str) -> None:

@@ -48,7 +48,7 @@ def pictures(dataset: xr.Dataset, provenance: str, *, cross: bool = False) -> It
     if maps:
         array = dataset[maps[-1]]
         own: OwnPart = "shown" if cross else "faded"
-        root = array.sizes["key"] > FEW and all(float(dataset[name].min()) >= 0 for name in maps)
+        root = array.sizes["key"] > FEW
         yield "maps", plot_maps(dataset, maps, root=root, own=own, cross=cross, provenance=provenance)
         title = "mean over layers " + _span(numbering(array, "layer"))
         mean = array.mean("layer")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm, to_hex, to_rgb
+from matplotlib.colors import Colormap, FuncNorm, ListedColormap, Normalize, PowerNorm, to_hex, to_rgb
 
 from normlens.errors import InputError
 
@@ -141,8 +141,8 @@ def greys() -> Colormap:
 class Scale:
     """The values at the two ends of a colour bar; below zero only where the data are differences.
 
-    On a `root` scale a colour stands for the square root of the value: small values are told apart better. A `neutral`
-    one is grey: for what stands apart from the others' scale.
+    On a `root` scale a colour stands for the square root of the value, on either side of zero: small values are told
+    apart better. A `neutral` one is grey: for what stands apart from the others' scale.
     """
 
     low: float
@@ -153,7 +153,11 @@ class Scale:
 
     @property
     def norm(self) -> Normalize:
-        return PowerNorm(0.5, self.low, self.high) if self.root else Normalize(self.low, self.high)
+        if not self.root:
+            return Normalize(self.low, self.high)
+        if self.low < 0:
+            return FuncNorm((_signed_root, _signed_square), self.low, self.high)
+        return PowerNorm(0.5, self.low, self.high)
 
     @property
     def colormap(self) -> Colormap:
@@ -163,6 +167,8 @@ class Scale:
         """At most `most` ticks from end to end, zero among them, in the steps that are shortest to write."""
         if self.root:
             shares = (0.0, 0.25, 1.0) if most < 5 else (0.0, 0.04, 0.25, 0.5, 1.0)
+            if self.low < 0:
+                shares = (-1.0, 0.0, 1.0) if most < 5 else (-1.0, -0.25, 0.0, 0.25, 1.0)
             return [self.high * share for share in shares]
         counts = [count for count in (4, 5, 3, 2) if count < most or count == 2]
         if self.low < 0:
@@ -172,10 +178,20 @@ class Scale:
         return [self.low + step * place for place in range(count + 1)]
 
 
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    roots: np.ndarray = np.copysign(np.sqrt(np.abs(values)), values)
+    return roots
+
+
+def _signed_square(roots: np.ndarray) -> np.ndarray:
+    values: np.ndarray = np.copysign(np.square(roots), roots)
+    return values
+
+
 def scale_of(values: Sequence[np.ndarray], high: float | None = None, root: bool = False) -> Scale:
     """The scale from 0 to the largest of all the values, rounded up to a number that divides well; or to `high`.
 
-    Differences have values below zero: their scale is symmetric about zero.
+    Differences, and measures with a sign, have values below zero: their scale is symmetric about zero.
     """
     finite = np.concatenate([np.ravel(part)[np.isfinite(np.ravel(part))] for part in values])
     if finite.size == 0:
@@ -187,8 +203,6 @@ def scale_of(values: Sequence[np.ndarray], high: float | None = None, root: bool
     reach = float(np.abs(finite).max())
     end = round_up(reach) if high is None else float(high)
     differences = float(finite.min()) < 0
-    if differences and root:
-        raise InputError("a root scale needs values of at least zero; a difference arrived. Draw it with root=False.")
     return Scale(-end if differences else 0.0, end, clipped=reach > end * (1 + 1e-6), root=root)
 
 

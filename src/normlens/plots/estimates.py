@@ -76,7 +76,8 @@ def plot_estimates(
             mean, lower, upper = panel.points[name]
             colour = BLUE if name in marked else GREY
             ax.plot([lower, upper], [row, row], color=colour, linewidth=1.4, solid_capstyle="butt", zorder=2)
-            ax.plot([mean], [row], marker="o", markersize=4.2, color=colour, markeredgewidth=0, zorder=3)
+            # A mean at the end of the axis keeps its whole point.
+            ax.plot([mean], [row], marker="o", markersize=4.2, color=colour, markeredgewidth=0, zorder=3, clip_on=False)
         ticks = [low, (low + high) / 2, high]
         set_ticks(ax, "x", ticks, [short(tick) for tick in ticks], NOTE)
         set_ticks(ax, "y", range(len(names)), list(rows.values()) if column == 0 else [""] * len(names), BODY, length=0)

@@ -236,7 +236,7 @@ def own_panel(values: np.ndarray, heading: str = "", root: bool = False) -> Pane
 def own_bar(scale: Scale) -> tuple[Scale, Sequence[str]]:
     """The colour bar of panels that each have their own scale, and the words along it."""
     if scale.low < 0:
-        return Scale(-1.0, 1.0), ("−max", "0", "max of map")
+        return Scale(-1.0, 1.0, root=scale.root), ("−max", "0", "max of map")
     return Scale(0.0, 1.0, root=scale.root), ("0", "max of map")
 
 

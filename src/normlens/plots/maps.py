@@ -34,6 +34,7 @@ from normlens.plots.sheet import (
     BODY,
     HEADING,
     MARGIN,
+    NOTE,
     axes_at,
     colour_bar,
     draw_provenance,
@@ -48,6 +49,9 @@ from normlens.plots.sheet import (
 
 #: More rows than this do not fit a page; the rest are had with `layers=`.
 MOST_LAYERS = 6
+
+#: On the colour bar of one map.
+BAR_TICKS = 6
 
 Scaling = Literal["measure", "unit", "panel"]
 
@@ -169,7 +173,7 @@ def plot_map(
     title = _title(array) if title is None else printable(title)
     title = " · ".join(part for part in (title, _own_note([mine], own)) if part)
     if ax is None:
-        ax = _measured_axes(queries, keys, label, title, provenance)
+        ax = _measured_axes(queries, keys, scale, label, title, provenance)
     plain(ax)
     ax.set_aspect("auto")
     figure = root_figure(ax)
@@ -188,18 +192,21 @@ def plot_map(
     map_wide, map_tall = cell * len(keys), cell * len(queries)
     length = _bar_length(map_tall, label)
     bar = ax.inset_axes((1 + 0.1 / map_wide, 1 - length / map_tall, 0.1 / map_wide, length / map_tall))
-    colour_bar(bar, scale, label, horizontal=False, ticks=6)
+    colour_bar(bar, scale, label, horizontal=False, ticks=BAR_TICKS)
     draw_provenance(figure, provenance)
     return figure
 
 
-def _measured_axes(queries: Sequence[str], keys: Sequence[str], label: str, title: str, provenance: str | None) -> Axes:
+def _measured_axes(
+    queries: Sequence[str], keys: Sequence[str], scale: Scale, label: str, title: str, provenance: str | None
+) -> Axes:
     """Axes on a new figure that is just large enough for the map, its labels, its colour bar and the provenance."""
     cell = cell_inches(max(len(queries), len(keys)))
     size = written_size(cell)
     wide, tall = cell * len(keys), cell * len(queries)
     left = MARGIN + 0.2 + width_of(queries, size) + 0.08
-    right = 0.2 + 0.34 + 0.24
+    numbers_beside = width_of(map(short, scale.ticks(BAR_TICKS)), NOTE) + 0.1
+    right = 0.2 + max(0.34, numbers_beside) + 0.24
     top = MARGIN + (0.24 if title else 0.04)
     width = max(left + wide + right, left + width_of([title], HEADING) + MARGIN)
     below = max(0.08 + width_of(keys, size) + 0.2, _bar_length(tall, label) - tall + 0.06)

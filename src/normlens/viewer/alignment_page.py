@@ -1,8 +1,12 @@
-"""What the alignment view opens on: the links that `align` takes from a pair, or those that an `Aligner` gave."""
+"""What the alignment view opens on: the links that `align` takes from a pair, or those that an `Aligner` gave.
+
+A pair that carries marks shows them, too: in the source as they came, in the target where `project` placed them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +16,18 @@ from numpy.typing import NDArray
 from normlens.alignment.extraction import cell_shares, extract_joint_links, joined_views
 from normlens.alignment.layer_choice import Agreement
 from normlens.alignment.links import Annotation, Link
+from normlens.alignment.marked_text import MarkedText, Piece, ProjectedText
+from normlens.alignment.projection import covered_words
 from normlens.alignment.scoring import Counts
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES
 from normlens.text.tokens import is_special, readable_tokens, words_by_marks
+from normlens.text.words import Span
 from normlens.viewer.packed_arrays import pack_layers
 
 if TYPE_CHECKING:
-    from normlens.alignment.aligner import Aligner
+    from normlens.alignment.aligner import Aligner, WordRule
+    from normlens.alignment.projection import Pieces
 
 #: Gold links of one pair: sure and possible ones, or a plain set of sure ones.
 Gold = Annotation | Iterable[Link]
@@ -89,6 +97,102 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
     analysis = aligner.forward.lens.analyze(source, target=target)
     found = _document(aligned.source, aligned.target, strength, aligned.links, annotation, aligner.signature())
     return analysis_page(analysis) | {"alignment": plain(found), "opens": "alignment"}
+
+
+def projection_page(
+    aligner: Aligner,
+    texts: Sequence[MarkedText],
+    target: str,
+    gold: Gold | None = None,
+    *,
+    words: WordRule = "text",
+    pieces: Pieces = "one",
+) -> dict[str, Any]:
+    """The page's data for a text with marks and its translation: the aligned pair, and where each mark came to stand.
+
+    `texts` is one text, or, where spans cross, the same text once for each of them. Links are between the words that
+    `words` finds; `gold` counts by them.
+    """
+    if not texts:
+        raise InputError("A page shows a text with its marks: there is none.")
+    from normlens.alignment.aligner import spaced, word_rule
+    from normlens.viewer.page_data import plain, utf8
+
+    source, spans_of = texts[0].text, word_rule(words)
+    own = texts[0].words(spans_of)
+    page = aligner_page(aligner, spaced(source, own), spaced(target, spans_of(target)), gold)
+    found = list(aligner.project([(text, target) for text in texts], words=words, pieces=pieces))
+    carried = _marks(texts, found) | {"words": _marks_of_words(texts, own)}
+    title = utf8(" ".join(f"{source} → {target}".split()))
+    return page | {"title": title, "alignment": page["alignment"] | {"marks": plain(carried)}}
+
+
+def _marks(texts: Sequence[MarkedText], found: Sequence[ProjectedText]) -> dict[str, Any]:
+    """All marks, numbered from 0 through all texts, and the two texts of each as trees of characters and marks.
+
+    A tree needs no offsets: Python counts characters, a browser counts UTF-16 units.
+    """
+    marks, trees = list[dict[str, Any]](), list[dict[str, Any]]()
+    for text, projected in zip(texts, found, strict=True):
+        # By identity, since two elements may be equal in all that they hold.
+        numbers = {id(mark): number for number, mark in enumerate(text.marks, start=len(marks))}
+        lost = {id(mark) for mark in projected.unplaced}
+        marks += [
+            {
+                "name": mark.name,
+                "markup": mark.opening,
+                "text": text.text[mark.start : mark.end],
+                "placed": id(mark) not in lost,
+            }
+            for mark in text.marks
+        ]
+        source, target = _as_they_came(text, None), _without(projected.pieces, lost)
+        trees.append(
+            {
+                "source": _tree(text.text, (0, len(text.text)), source, numbers),
+                "target": _tree(projected.text, (0, len(projected.text)), target, numbers),
+            }
+        )
+    return {"marks": marks, "texts": trees}
+
+
+def _marks_of_words(texts: Sequence[MarkedText], words: Sequence[Span]) -> list[int | None]:
+    """For each word of the source the innermost mark that covers it; where spans cross, the last one."""
+    found: list[int | None] = [None] * len(words)
+    first = 0
+    for text in texts:
+        for number, covered in enumerate(covered_words(text, words), start=first):
+            for word in np.flatnonzero(covered):
+                found[word] = number
+        first += len(text.marks)
+    return found
+
+
+def _as_they_came(text: MarkedText, parent: int | None) -> list[Piece]:
+    """The marks of a text as pieces of itself."""
+    marks = [(text.marks[place], place) for place in text.children(parent)]
+    return [Piece(mark, mark.start, mark.end, 1.0, tuple(_as_they_came(text, place))) for mark, place in marks]
+
+
+def _without(pieces: Iterable[Piece], lost: Container[int]) -> list[Piece]:
+    """The pieces that have a place; what stands inside of a lost one stands where that would."""
+    found = list[Piece]()
+    for piece in pieces:
+        inside = _without(piece.children, lost)
+        found += inside if id(piece.mark) in lost else [replace(piece, children=tuple(inside))]
+    return found
+
+
+def _tree(text: str, room: Span, pieces: Iterable[Piece], numbers: Mapping[int, int]) -> list[Any]:
+    """Characters and marks in the order in which they stand, with what is inside of each mark."""
+    found, place = list[Any](), room[0]
+    for piece in sorted(pieces, key=lambda piece: (piece.start, piece.end)):
+        if piece.start < place:
+            raise InputError(f"Marks nest or are apart: {piece.mark.name!r} begins before another one ends.")
+        inside = _tree(text, (piece.start, piece.end), piece.children, numbers)
+        found += [text[place : piece.start], {"mark": numbers[id(piece.mark)], "score": piece.score, "inside": inside}]
+        place = piece.end
+    return [part for part in (*found, text[place : room[1]]) if part != ""]
 
 
 def _document(

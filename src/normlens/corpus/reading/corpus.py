@@ -25,6 +25,16 @@ from normlens.files.remote import AnyPath
 OnError = Literal["stop", "skip"]
 
 
+def skip_rule(skip: str | None) -> re.Pattern[str] | None:
+    """The regular expression by which texts are passed over, if there is one."""
+    try:
+        return re.compile(skip) if skip else None
+    except re.error as error:
+        raise InputError(
+            f"skip must be a regular expression: {skip!r} is not ({error}); escape special characters"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Corpus:
     """What is read, and how it becomes sequences."""
@@ -63,16 +73,11 @@ class Corpus:
                 "a target belongs to an encoder-decoder model, which reads one text and masks none: drop --pairs, --mask, "
                 "--pair-column and --tag-column, or --target-column"
             )
-        try:
-            re.compile(self.skip or "")
-        except re.error as error:
-            raise InputError(
-                f"skip must be a regular expression: {self.skip!r} is not ({error}); escape special characters"
-            ) from error
+        skip_rule(self.skip)
 
     def records(self, source: int, span: Span = WHOLE, tally: Tally | None = None) -> Iterator[Record | UnusedRecord]:
         """The records of a source, or of a span of it, that are part of the corpus."""
-        skip = re.compile(self.skip) if self.skip else None
+        skip = skip_rule(self.skip)
         for record in read(self.sources[source], self.columns, self.format, self.largest_record, span, tally):
             if skip is None or isinstance(record, UnusedRecord) or not skip.search(record.text):
                 yield record

@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import IO, Any
@@ -262,7 +262,7 @@ def _json_lines(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord
             except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
                 yield UnusedRecord(place, f"not JSON ({error})")
                 continue
-            yield _row(place, row, columns) if isinstance(row, dict) else UnusedRecord(place, "not a JSON object")
+            yield record_of(place, row, columns) if isinstance(row, dict) else UnusedRecord(place, "not a JSON object")
 
 
 def _csv(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
@@ -316,13 +316,13 @@ def _delimited(part: _Part, columns: Columns, delimiter: str) -> Iterator[Record
         if header is None:
             header = [str(number) for number in range(len(cells))] if numbered else cells
             if not numbered:
-                _text_column(dict.fromkeys(header), columns, str(part.path))
+                text_column_of(dict.fromkeys(header), columns, str(part.path))
                 continue
         place = part.place(reader.line_num)
         if len(cells) != len(header):
             yield UnusedRecord(place, f"{len(cells)} columns where the table has {len(header)}")
             continue
-        yield _row(place, dict(zip(header, cells, strict=True)), columns)
+        yield record_of(place, dict(zip(header, cells, strict=True)), columns)
     yield from unused
 
 
@@ -335,7 +335,7 @@ def _parquet(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
     except damage as error:
         yield UnusedRecord(str(path), f"not a Parquet file ({_first_line(error)})")
         return
-    text = _text_column(dict.fromkeys(names), columns, str(path))
+    text = text_column_of(dict.fromkeys(names), columns, str(path))
     asked = (text, columns.pair, columns.tags, columns.target)
     wanted = list(dict.fromkeys(name for name in asked if name is not None))
     number = span.first - 1
@@ -344,7 +344,7 @@ def _parquet(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
             for row in batch.to_pylist():
                 number += 1
                 part.tally.line(b"")
-                yield _row(part.place(number), row, columns)
+                yield record_of(part.place(number), row, columns)
     except damage as error:
         yield UnusedRecord(part.place(number + 1), f"the file breaks off ({_first_line(error)})")
 
@@ -381,7 +381,7 @@ def _dataset(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
                 yield UnusedRecord(f"{place}:{row_number}", f"the dataset breaks off ({_first_line(error)})")
                 break
             part.tally.line(b"")
-            yield _row(f"{place}:{row_number}", row, columns)
+            yield record_of(f"{place}:{row_number}", row, columns)
 
 
 def open_dataset(path: AnyPath) -> list[tuple[str, Any]]:
@@ -412,7 +412,7 @@ def _pickle(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
     for number, row in enumerate(rows, 1):
         tokens = row.get("tokens") if isinstance(row, dict) else None
         part.tally.line(b"")
-        if tokens is not None and _is_strings(tokens):
+        if tokens is not None and is_strings(tokens):
             yield Record(part.place(number), tokens=tuple(map(str, tokens)))
         else:
             yield UnusedRecord(part.place(number), "not a dictionary with a list of tokens")
@@ -422,8 +422,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _row(place: str, row: dict[str, Any], columns: Columns) -> Record | UnusedRecord:
-    text = row.get(_text_column(row, columns, place))
+def record_of(place: str, row: Mapping[str, Any], columns: Columns) -> Record | UnusedRecord:
+    """The record that a row of a table holds."""
+    text = row.get(text_column_of(row, columns, place))
     pair = row.get(columns.pair) if columns.pair is not None else None
     target = row.get(columns.target) if columns.target is not None else None
     tags = row.get(columns.tags) if columns.tags is not None else None
@@ -431,12 +432,12 @@ def _row(place: str, row: dict[str, Any], columns: Columns) -> Record | UnusedRe
         tags = tags.split()
     if columns.tags is not None:
         words = text.split() if isinstance(text, str) else text
-        if not _is_strings(words) or not _is_strings(tags) or len(words or ()) != len(tags or ()):
+        if not is_strings(words) or not is_strings(tags) or len(words or ()) != len(tags or ()):
             return UnusedRecord(
                 place, "tags need one word each: the words and the tags differ in number, or are not strings"
             )
         return Record(place, words=tuple(words or ()), tags=tuple(tags or ()))
-    if text is not None and _is_strings(text):
+    if text is not None and is_strings(text):
         return Record(place, words=tuple(text))
     if not isinstance(text, str) or not text.strip():
         return UnusedRecord(place, f"the text is {'empty' if isinstance(text, str) else 'not a string'}")
@@ -452,11 +453,13 @@ def _row(place: str, row: dict[str, Any], columns: Columns) -> Record | UnusedRe
     )
 
 
-def _is_strings(value: Any) -> bool:
+def is_strings(value: Any) -> bool:
+    """Whether something is a list of strings, and not empty."""
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str) for item in value)
 
 
-def _text_column(row: Iterable[str], columns: Columns, place: str) -> str:
+def text_column_of(row: Iterable[str], columns: Columns, place: str) -> str:
+    """The column that holds the text: the one that was named, or the first of the usual names."""
     names = list(row)
     if columns.text is not None:
         if columns.text not in names:

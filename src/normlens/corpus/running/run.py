@@ -18,7 +18,7 @@ from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.reader import COUNTED, CorpusReader, Covariate, ModelSide
 from normlens.corpus.reading.sequences import EMPTY
-from normlens.corpus.reading.sources import Source, named_paths, readable_sources
+from normlens.corpus.reading.sources import Source, Wanted, named_paths, readable_sources
 from normlens.corpus.reading.survey import Parallel
 from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
@@ -120,6 +120,7 @@ def count_corpus(
     lens: Lens,
     source: Source,
     out: AnyPath,
+    wanted: Wanted,
     reading: Callable[[tuple[AnyPath, ...]], Corpus],
     planning: Callable[..., Plan],
     covariates: Mapping[str, Covariate],
@@ -127,12 +128,13 @@ def count_corpus(
 ) -> CorpusResult:
     """Claim the output folder, open the sources, start the engine, and run: what `Lens.corpus` does, in that order.
 
-    `reading` makes the corpus of its opened sources, `planning` the plan of the names of categories and the covariates.
+    Of a source that is copied, only what is `wanted`. `reading` makes the corpus of its opened sources, `planning` the plan
+    of the names of categories and the covariates.
     """
     files = [Path(value) for value in covariates.values() if isinstance(value, str | Path) and value != COUNTED]
     with (
         claimed_folder(out, [*named_paths(source), *files], overwrite=options.overwrite) as folder,
-        readable_sources(source, folder.unfinished) as sources,
+        readable_sources(source, folder.unfinished, wanted) as sources,
         started_engine(options) as engine,
     ):
         reader = open_reader(lens, reading(sources), engine.parallel)

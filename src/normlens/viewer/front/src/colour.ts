@@ -13,16 +13,20 @@ export interface Theme {
   line: string;
   family: Record<Family, string>;
   found: string;
+  /** For things that are told apart, not measured; each is read well on the panel, and the panel's colour on it. */
+  tints: readonly string[];
 }
 
 export const THEMES: Record<ThemeName, Theme> = {
   light: {
     name: "light", page: "#f7f7f5", panel: "#ffffff", ink: "#1b1f24", muted: "#5c646d", line: "#dfe2e6",
     family: { weight: "#9a5a00", norm: "#1d5c96" }, found: "#c2185b",
+    tints: ["#1d5c96", "#9a5a00", "#14713a", "#a3296b", "#6a3fb5", "#00707a", "#b3261e", "#63630a"],
   },
   dark: {
     name: "dark", page: "#101317", panel: "#171b20", ink: "#e9ecef", muted: "#9ba4ae", line: "#2c323a",
     family: { weight: "#f0b35f", norm: "#7fbdf0" }, found: "#ff7bac",
+    tints: ["#7fbdf0", "#f0b35f", "#7fd19a", "#f08cc0", "#bba5f7", "#5fd0d6", "#f79d94", "#cfcb6a"],
   },
 };
 

@@ -129,7 +129,21 @@ export interface AlignmentData {
   links: [number, number, number][];
   gold?: { sure: [number, number][]; possible: [number, number][]; aer: number };
   how: string;
+  marks?: MarksData;
 }
+
+/** What a source text carries, and where it came to stand in the target. */
+export interface MarksData {
+  /** `markup` is the opening tag or sign, where there is one; `text` what the mark is around in the source. */
+  marks: { name: string; markup: string; text: string; placed: boolean }[];
+  /** The two texts; several times where marks cross each other, with one mark each. */
+  texts: { source: MarkedPart[]; target: MarkedPart[] }[];
+  /** For each source word the innermost mark that covers it. */
+  words: (number | null)[];
+}
+
+/** Characters, or a mark by its number with what is inside of it. */
+export type MarkedPart = string | { mark: number; score: number; inside: MarkedPart[] };
 
 /** How a measure is named, what it measures and which family (and so which hue) it belongs to. */
 export interface MeasureText {

@@ -158,7 +158,7 @@ export function links(options: LinksOptions): Drawn & { note: string } {
       list.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
       const taken: number[] = [];
       for (const link of list.filter((l) => Math.abs(l.value) >= 0.004 * scale.top).slice(0, 200)) {
-        above.append("path").attr("d", path(link.row, link.column)).attr("stroke", options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2))
+        above.append("path").attr("d", path(link.row, link.column)).attr("stroke", options.stroke?.(link.row, link.column).colour ?? options.colour(link.value)).attr("stroke-width", widthOf(link.value).toFixed(2))
           .attr("stroke-opacity", (0.25 + 0.75 * strength(link.value)).toFixed(3));
         const index = row >= 0 ? link.column : link.row;
         // Numbers stand only where they do not cover a stronger one's.

@@ -1,6 +1,6 @@
 /** Drawing with presentation attributes only, so that an exported picture looks like the page. */
 import { select, type Selection } from "d3-selection";
-import { FONT } from "../text";
+import { FONT, textWidth } from "../text";
 import type { Theme } from "../colour";
 import { number, valueAt, type Scale } from "../scale";
 import type { Own } from "../views/context";
@@ -37,6 +37,21 @@ export function ownLegend(svg: Svg | Group, x: number, y: number, bar: number, w
   group.append("text").attr("x", 0).attr("y", 20).attr("font-size", 10).attr("fill", theme.muted).text(`own part, to ${number(own.top, scale.share)}`);
 }
 
+const TICKS = [[0, 0.25, 0.5, 0.75, 1], [0, 0.5, 1], [0, 1]];
+
+/** The places of a bar that are labelled: as many as leave a gap between their numbers; its two ends always are. */
+export function ticksThatFit(width: number, label: (t: number) => string, size: number, gap = 8): number[] {
+  const start = (t: number, wide: number) => (t === 0 ? 0 : t === 1 ? width - wide : t * width - wide / 2);
+  const fits = (ticks: number[]) => {
+    const spans = ticks.map((t) => {
+      const wide = textWidth(label(t), size);
+      return [start(t, wide), start(t, wide) + wide];
+    });
+    return spans.every(([from], index) => index === 0 || from - spans[index - 1][1] >= gap);
+  };
+  return TICKS.find(fits) ?? TICKS[TICKS.length - 1];
+}
+
 /** A bar from zero to the scale's end, with the numbers that places on it stand for. */
 export function legend(svg: Svg | Group, x: number, y: number, width: number, scale: Scale, colour: (t: number) => string, theme: Theme): void {
   const group = svg.append("g").attr("transform", `translate(${x},${y})`).attr("class", "legend").attr("data-top", scale.top);
@@ -46,9 +61,9 @@ export function legend(svg: Svg | Group, x: number, y: number, width: number, sc
     group.append("rect").attr("x", (step * width) / steps).attr("width", width / steps + 0.5).attr("height", 8).attr("fill", colour(at((step + 0.5) / steps)));
   }
   group.append("rect").attr("width", width).attr("height", 8).attr("fill", "none").attr("stroke", theme.line);
-  const ticks = width < 130 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
-  for (const t of ticks) {
+  const label = (t: number) => number(valueAt(scale, at(t)), scale.share);
+  for (const t of ticksThatFit(width, label, 10)) {
     group.append("text").attr("x", t * width).attr("y", 20).attr("font-size", 10).attr("fill", theme.muted)
-      .attr("text-anchor", t === 0 ? "start" : t === 1 ? "end" : "middle").text(number(valueAt(scale, at(t)), scale.share));
+      .attr("text-anchor", t === 0 ? "start" : t === 1 ? "end" : "middle").text(label(t));
   }
 }

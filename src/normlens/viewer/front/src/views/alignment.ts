@@ -3,13 +3,14 @@ import { hint, type Item } from "../axis";
 import { ramp } from "../colour";
 import { h } from "../dom";
 import { links } from "../draw/links";
+import { markedText, markNames, tintOf } from "../draw/marked_text";
 import { matrix, type Drawn } from "../draw/matrix";
 import { shown, type Grid, type Site } from "../grid";
 import type { State } from "../state";
 import { colourOf, focusAt, gridOf, labels, measureTitle, places, scaleOf, strokeOf, topOf, axisTitles, hasMaps, type Cell, type Context, type Shown, type ViewModule } from "./context";
 import { number } from "../scale";
 import { shorten, visible } from "../text";
-import type { AlignmentData } from "../types";
+import type { AlignmentData, MarksData } from "../types";
 import { unpackLayer } from "../unpack";
 import { readout } from "./readout";
 
@@ -53,7 +54,7 @@ export const alignment: ViewModule = {
   draw: (context) => (context.state.choices.by === "align" && context.document.alignment ? drawAligned(context, context.document.alignment) : draw(context)),
 };
 
-/** The links that `align` takes, between words, with the gold links that are known. */
+/** The links that `align` takes, between words, with the gold links that are known, and the marks that they carried. */
 function drawAligned(context: Context, data: AlignmentData): Shown {
   const { theme } = context;
   const scores = unpackLayer(data.scores, 0);
@@ -65,6 +66,15 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
   const possible = new Set(data.gold?.possible.map(([source, target]) => `${source},${target}`));
   const missed = (data.gold?.sure ?? []).filter(([source, target]) => !taken.has(`${source},${target}`));
   const right = (row: number, column: number) => !data.gold || sure.has(name(row, column)) || possible.has(name(row, column));
+  const marks = data.marks;
+  const names = marks ? markNames(marks.marks) : [];
+  const markOf = (column: number) => marks?.words[column] ?? null;
+  // Where gold is known, colours say what is right; else they say which mark a link carries.
+  const strokeOfLink = (row: number, column: number): string => {
+    if (data.gold || !marks) return right(row, column) ? theme.family.norm : theme.family.weight;
+    const mark = markOf(column);
+    return mark === null ? theme.muted : tintOf(theme, mark);
+  };
   const columns = context.width >= 760 ? 2 : 1;
   const width = Math.min(720, Math.floor((context.width - 24 * (columns - 1)) / columns) - 34);
   const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a word or a cell for its links.");
@@ -84,7 +94,7 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
   const lines = links({
     ...common, min: null, colour: () => theme.family.norm,
     only: [...data.links.map(([source, target]): [number, number] => [target, source]), ...missed.map(([source, target]): [number, number] => [target, source])],
-    stroke: (row, column) => taken.has(name(row, column)) ? { colour: right(row, column) ? theme.family.norm : theme.family.weight, dashed: false } : { colour: theme.muted, dashed: true },
+    stroke: (row, column) => taken.has(name(row, column)) ? { colour: strokeOfLink(row, column), dashed: false } : { colour: theme.muted, dashed: true },
   });
   const map = matrix({
     ...common, colour: ramp("norm", theme.name), dotted: (row, column) => taken.has(name(row, column)),
@@ -94,17 +104,57 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
   const score = data.gold && `AER ${number(data.gold.aer, true)}: ${data.links.length - wrong} of ${data.links.length} links are in the gold (blue), ${wrong} are not (amber), ${missed.length} sure ones were not found (dashed).`;
   return {
     element: h("div", { class: "compare alignment" },
+      marks ? drawMarks(context, marks) : null,
       h("div", { class: `panels columns-${columns}` },
-        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), h("p", { class: "note", "data-part": "how" }, data.how), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
+        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), marks && !data.gold ? h("p", {}, "A link from a marked word has the colour of the innermost mark around it.") : null, h("p", { class: "note", "data-part": "how" }, data.how), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
         h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Scores of words"), h("p", {}, `A dot is a link that was taken${data.gold ? "; a frame is a gold link (dashed: only possible)" : ""}.`)), map.node, line))),
     pictures: [{ title: "Alignment links", node: lines.node }, { title: "Scores of words", node: map.node }],
-    caption: `${data.how}${score ? ` ${score}` : ""}`,
+    caption: [data.how, score, marks && placedSentence(marks)].filter(Boolean).join(" "),
     table: {
-      columns: ["source", "source_word", "target", "target_word", "gold", "score"],
-      rows: () => data.links.map(([source, target, strength]): Cell[] => [source, data.source[source], target, data.target[target], data.gold ? (sure.has(`${source},${target}`) ? "sure" : possible.has(`${source},${target}`) ? "possible" : "none") : "", strength]),
+      columns: ["source", "source_word", "target", "target_word", "gold", ...(marks ? ["mark"] : []), "score"],
+      rows: () => data.links.map(([source, target, strength]): Cell[] => {
+        const gold = data.gold ? (sure.has(`${source},${target}`) ? "sure" : possible.has(`${source},${target}`) ? "possible" : "none") : "";
+        const mark = markOf(source);
+        return [source, data.source[source], target, data.target[target], gold, ...(marks ? [mark === null ? "" : names[mark]] : []), strength];
+      }),
     },
     focus: () => undefined,
   };
+}
+
+function placedSentence(data: MarksData): string {
+  const placed = data.marks.filter((mark) => mark.placed).length;
+  return data.marks.length ? `${placed} of ${data.marks.length} marks were placed.` : "The source carries no marks.";
+}
+
+/** Both texts with their marks, what each mark came to, and what has no place in the target. */
+function drawMarks(context: Context, data: MarksData): HTMLElement {
+  const { theme } = context;
+  const names = markNames(data.marks);
+  const word = (text: string) => h("code", { class: "token" }, shorten(visible(text), 60));
+  const resting = data.marks.length ? "Point at a mark to see it in both texts." : "";
+  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "mark" }, resting);
+  const show = (mark: number, score: number | null) => {
+    for (const element of panel.querySelectorAll("[data-mark]")) element.classList.toggle("on", element.getAttribute("data-mark") === String(mark));
+    const { text, markup, placed } = data.marks[mark];
+    line.replaceChildren(names[mark], markup ? ` (${shorten(visible(markup), 60)})` : "", text.trim() ? ": around " : ": a point, around no word", text.trim() ? word(text) : "", placed ? (score === null ? "" : `, placed with a score of ${number(score, true)}`) : ", without a place in the target");
+  };
+  const leave = () => {
+    for (const element of panel.querySelectorAll(".on")) element.classList.remove("on");
+    line.replaceChildren(resting);
+  };
+  const lost = data.marks.flatMap((mark, index) => (mark.placed ? [] : [index]));
+  const panel = h("figure", { class: "panel norm marks", "data-part": "marks" },
+    h("figcaption", {}, h("h2", {}, "Marks carried across"),
+      h("p", {}, `${placedSentence(data)} A score is the share of the links at a mark that agree with its place: 100 % where all do.`),
+      data.texts.length > 1 ? h("p", { class: "note" }, "Marks that cross each other are placed, and shown, one by one.") : null),
+    ...data.texts.flatMap(({ source, target }) => [
+      h("p", { class: "side" }, "source"), markedText(source, { marks: data.marks, names, theme, scored: false, hover: show, leave }),
+      h("p", { class: "side" }, "target"), markedText(target, { marks: data.marks, names, theme, scored: true, hover: show, leave }),
+    ]),
+    lost.length ? h("p", { class: "caution", "data-part": "lost" }, "Without a place: ", ...lost.flatMap((mark, index) => [index ? ", " : "", `${names[mark]} `, word(data.marks[mark].text)]), ". By the links, no word of the target belongs there rather than elsewhere.") : null,
+    line);
+  return panel;
 }
 
 function asItems(words: string[]): Item[] {

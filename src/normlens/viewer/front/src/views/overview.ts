@@ -5,6 +5,7 @@ import { byteOf, colourBytes } from "../draw/matrix";
 import { legend, picture } from "../draw/svg";
 import { largest, shown, type Grid } from "../grid";
 import { position, type Scale } from "../scale";
+import { textWidth } from "../text";
 import type { Measure } from "../types";
 import { colourOf, scaleOf, hasMaps, ownOf, topOf, type Cell, type Own, type Context, type Shown, type ViewModule } from "./context";
 
@@ -29,17 +30,27 @@ function draw(context: Context): Shown {
   const perHead = state.over !== "layers";
   const layered = site.measures().filter((measure) => !site.text(measure).perHead);
   const columns = perHead ? site.data.heads.length : layered.length;
-  const left = 58;
-  const gap = 5;
+  // On a phone layers are numbers under one heading, so that twelve heads stand side by side.
+  const narrow = context.width < 460;
+  const left = narrow ? 38 : 58;
+  const gap = narrow ? 3 : 5;
   // Deep models: smaller maps, so that the whole stack can be taken in.
   const roomy = Math.max(44, 1500 / site.data.layers.length);
-  const cell = Math.max(20, Math.min(perHead ? 96 : 132, roomy, (context.width - 40 - left) / Math.max(1, columns) - gap));
-  const top = 26;
+  const cellIn = (room: number) => Math.max(narrow ? 16 : 20, Math.min(perHead ? 96 : 132, roomy, room / Math.max(1, columns) - gap));
+  const room = context.width - 40 - left;
+  const namesAt = (side: number) => Array.from({ length: columns }, (_, column) => (!perHead ? site.text(layered[column]).short : side < 42 ? String(site.data.heads[column]) : `head ${site.data.heads[column]}`));
+  const size = cellIn(room) < 42 ? 9 : 11;
+  const longest = Math.max(0, ...namesAt(cellIn(room)).map((name) => textWidth(name, size)));
+  // Names that are wider than their column are slanted, and the last one needs room to its right.
+  const slanted = longest > cellIn(room) + gap - 6;
+  const cell = slanted ? cellIn(room - 0.8 * longest) : cellIn(room);
+  const names = namesAt(cell);
+  const top = 26 + (slanted ? 0.6 * longest : 0);
   const layers = site.data.layers;
   const ratio = context.query.length / Math.max(1, context.key.length);
   const tall = Math.max(0.4 * cell, Math.min(1.6 * cell, cell * ratio));
   const bottom = top + layers.length * (tall + gap) + 8;
-  const width = Math.max(320, left + columns * (cell + gap) + 4);
+  const width = Math.max(narrow ? 280 : 320, left + columns * (cell + gap) + (slanted ? 0.8 * longest : 4));
   const thumbs: Thumb[] = layers.flatMap((_, layer) =>
     Array.from({ length: columns }, (_, column) => ({ layer, column, measure: perHead ? (state.over as Measure) : layered[column], head: perHead ? column : 0 })));
   const svg = picture(width, bottom + 30, `Overview: ${layers.length} layers by ${columns} ${perHead ? "heads" : "measures"}`).attr("role", "group");
@@ -57,13 +68,15 @@ function draw(context: Context): Shown {
     svg.append("text").attr("x", left).attr("y", bottom + 14).attr("font-size", 10).attr("fill", theme.muted)
       .text(state.shared ? "each column ends at its largest value over all layers" : "each small map ends at its own largest value: compare patterns, not strengths");
   }
-  for (let column = 0; column < columns; column++) {
-    const name = perHead ? `head ${site.data.heads[column]}` : site.text(layered[column]).short;
-    svg.append("text").attr("x", left + column * (cell + gap) + cell / 2).attr("y", 15).attr("text-anchor", "middle").attr("font-size", cell < 42 ? 9 : 11).attr("fill", theme.muted)
-      .text(cell < 42 && perHead ? String(site.data.heads[column]) : name);
-  }
+  names.forEach((name, column) => {
+    const [x, y] = [left + column * (cell + gap) + cell / 2, top - 11];
+    const text = svg.append("text").attr("class", "column-label").attr("font-size", size).attr("fill", theme.muted).text(name);
+    if (slanted) text.attr("transform", `translate(${x},${y + 4}) rotate(-40)`);
+    else text.attr("x", x).attr("y", y).attr("text-anchor", "middle");
+  });
+  if (narrow) svg.append("text").attr("x", left - 8).attr("y", top - 11).attr("text-anchor", "end").attr("font-size", 9).attr("fill", theme.muted).text("layer");
   layers.forEach((layer, index) => {
-    svg.append("text").attr("x", left - 8).attr("y", top + index * (tall + gap) + tall / 2).attr("dy", "0.34em").attr("text-anchor", "end").attr("font-size", 11).attr("fill", theme.muted).text(`layer ${layer}`);
+    svg.append("text").attr("x", left - 8).attr("y", top + index * (tall + gap) + tall / 2).attr("dy", "0.34em").attr("text-anchor", "end").attr("font-size", 11).attr("fill", theme.muted).text(narrow ? String(layer) : `layer ${layer}`);
   });
 
   const open = (thumb: Thumb) => {
