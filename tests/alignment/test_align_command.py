@@ -94,7 +94,7 @@ def test_confidence_is_written_after_each_link(text: list[str]) -> None:
     for one, other in zip(sure.split(), plain.split(), strict=True):
         assert one.split(":")[0] == other.split(":")[0]
         share = float(other.split(":")[1])
-        assert float(one.split(":")[1]) == pytest.approx(1 / (1 + (1 - share) / share / 7.389), abs=1e-3)
+        assert float(one.split(":")[1]) == pytest.approx(1 / (1 + ((1 - share) / share) ** 2 / 4.4817), abs=1e-3)
 
 
 def test_talp_marks_what_only_one_direction_has(text: list[str]) -> None:

@@ -120,7 +120,7 @@ def reproduce(
                 from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
 
                 lens, most, longest = open_lens(model), limit or LIMIT, max_length or LENGTH
-                note(estimate(most, longest))
+                note(estimate(most, longest, lens.anatomy.kinds[0]))
                 with progress_bar("sequences") as progress:
                     outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
             else:
