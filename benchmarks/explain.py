@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.speed import Spread, _peak, _reset_peak, _status, in_turns
 from normlens.attribution.affine import slope_of
 from normlens.attribution.observer import Wanted
-from normlens.attribution.proof import Subject, check_sums
+from normlens.attribution.term_proof import Subject, check_sums
 from normlens.attribution.terms import Run
 from normlens.lens import Lens
 

@@ -112,6 +112,7 @@ def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pyte
     from normlens import request
 
     monkeypatch.setattr(request, "available_bytes", lambda: 10)
+    monkeypatch.setattr(request, "_ALWAYS_THERE", 0)
     with pytest.raises(InputError, match=r"must fit in memory.*leave out alpha and af_norm.*stream\(\)"):
         lens_of("bert").analyze("the cat")
 

@@ -13,14 +13,16 @@ SOURCE = Path(__file__).parent.parent / "src" / "normlens"
 #: The flow of the design, in order: a module may import from its own room and from those before it.
 ORDER = [
     ("errors",),
-    ("files", "provenance", "inputs"),
+    ("files", "provenance"),
     ("decompose",),
     ("measures",),
-    ("proof", "word_level"),
+    ("proof",),
     ("layer_proof",),
     ("anatomy",),
     ("request", "text"),
-    ("capture", "streaming", "loading"),
+    ("seen_site",),
+    ("capture", "streaming"),
+    ("examined",),
     ("analysis", "explanation"),
     ("storage",),
     ("lens",),
@@ -161,3 +163,11 @@ def test_mathematics_runs_without_transformers() -> None:
 def test_importing_normlens_is_lazy() -> None:
     code = "import sys, normlens; print([m for m in ('torch', 'transformers', 'xarray') if m in sys.modules])"
     assert python(code).strip() == "[]"
+
+
+def test_a_name_is_that_of_one_module() -> None:
+    """A command's module may have the name of what it calls; elsewhere one word is one module."""
+    modules = [path for path in SOURCE.rglob("*.py") if path.name != "__init__.py" and "cli" not in path.parts]
+    names = [path.stem for path in modules]
+    assert len(modules) > 150
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, Kind, Place, Site
+from normlens.anatomy.description import Anatomy, Gate, Kind, Place
 from normlens.anatomy.follow import AttentionProduct
+from normlens.anatomy.inputs import fresh, rows_of
 from normlens.anatomy.interface import (
     AttentionCall,
     answering,
@@ -32,21 +33,20 @@ from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import WeightCache
 from normlens.decompose.attention import Scratch, attend
-from normlens.decompose.block import Block, BlockTensors
-from normlens.decompose.block import LayerEnd as EndTensors
+from normlens.decompose.block import Block
 from normlens.decompose.devices import HostCopies
 from normlens.decompose.gates import added_groups, factors, gated_pairs
 from normlens.decompose.grams import repeat_values
-from normlens.decompose.layer_parts import FeedForwardTensors
-from normlens.decompose.pairs import PairCollector, PairResults, Samples
-from normlens.decompose.steps import Shift, Step, linear
-from normlens.errors import AnatomyError, InputError
-from normlens.inputs import fresh, rows_of
+from normlens.decompose.pairs import PairCollector, Samples
+from normlens.decompose.steps import Step
+from normlens.errors import AnatomyError
 from normlens.layer_proof import prove_end, prove_layer, prove_shares
-from normlens.measures import SiteValues, measure, same_but_diagonal
-from normlens.proof import Subject, pick_pairs, prove, prove_weights, real_positions
-from normlens.request import Request, SitePlan
-from normlens.word_level import measure_words
+from normlens.measures import SHARES, SiteValues, measure, same_but_diagonal
+from normlens.proof import Subject, pick_pairs, prove, prove_weights
+from normlens.request import Request
+from normlens.seen_site import SeenSite, block_tensors
+from normlens.text.positions import Positions
+from normlens.text.word_level import measure_words
 
 
 @dataclass(frozen=True)
@@ -76,53 +76,6 @@ class SiteResult:
 
 #: Takes a finished site; its block is good only while the call lasts.
 Take = Callable[[SiteResult, Block], None]
-#: By kind of site, for each row of a batch: the words of its queries and of its keys.
-RowWords = Mapping[Kind, Sequence[tuple[Tensor, Tensor]]]
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Which positions of a batch are real (None: all are), and which word each belongs to, where that matters."""
-
-    source: Bool[Tensor, "batch position"] | None
-    target: Bool[Tensor, "batch position"] | None
-    looked_at: Bool[Tensor, "batch position"] | None  # by cross-attention
-    two_sided: bool
-    words: RowWords | None = None
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any], two_sided: bool, words: RowWords | None = None) -> Positions:
-        """Read the padding masks of a model's inputs."""
-        masks = (inputs.get(name) for name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"))
-        # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.
-        source, target, states = (m.bool().cpu() if isinstance(m, Tensor) and m.ndim == 2 else None for m in masks)
-        # A decoder that is handed states of a source has their mask under a name of its own.
-        return cls(source, target, source if two_sided else states, two_sided, words)
-
-    @property
-    def last(self) -> Tensor | None:
-        """The real positions of the model's output."""
-        return self.target if self.two_sided else self.source
-
-    def masks(self, site: Site, batch: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
-        """The real positions on the query and on the key axis of a site."""
-        if site.kind != "cross" and queries != keys:
-            raise InputError(
-                f"a pass is analysed as a whole, each position a query and a key: {site} has {queries} queries and {keys} "
-                "keys (are there states of an earlier pass among the inputs?); pass the whole sequence and leave them out"
-            )
-        by_query = self.target if self.two_sided and site.kind != "encoder" else self.source
-        by_key = self.looked_at if site.kind == "cross" else by_query
-        found = []
-        for axis, mask, length in (("query", by_query, queries), ("key", by_key, keys)):
-            if mask is not None and tuple(mask.shape) != (batch, length) and not bool(mask.all()):
-                raise InputError(
-                    f"the padding mask must match the {axis} positions: it has shape {tuple(mask.shape)}, {site} has "
-                    f"{(batch, length)}; analyse these inputs one by one, without padding"
-                )
-            fits = mask is not None and tuple(mask.shape) == (batch, length)
-            found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
-        return found[0], found[1]
 
 
 def capture(
@@ -144,7 +97,7 @@ def capture(
     # Before any hook is set: some projections are asked what they do to unit vectors.
     with in_full_precision(model):
         opened = {
-            n: _Pending(site, request.plans[id(site)], weights, request.dtype)
+            n: SeenSite(site, request.plans[id(site)], weights, request.dtype)
             for n, site in enumerate(anatomy.sites)
             if id(site) in request.plans
         }
@@ -153,7 +106,7 @@ def capture(
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
     for pending in run.pending.values():
-        missing = sorted(str(place) for place in pending.places if place not in pending.tensors)
+        missing = sorted(str(place) for place in pending.plan.places if place not in pending.tensors)
         raise AnatomyError(
             f"every site must be seen in every run: {pending.site} of {anatomy.family!r} was not "
             f"(missing: {'; '.join(missing) or 'its attention'})"
@@ -189,44 +142,6 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
         yield given
 
 
-@dataclass(frozen=True)
-class _RealPositions:
-    """Where the sites of one kind have real queries and keys."""
-
-    query_mask: Bool[Tensor, "batch query"]
-    key_mask: Bool[Tensor, "batch key"]
-    queries: Sequence[Sequence[int]]  # the same, as numbers for each sequence
-    keys: Sequence[Sequence[int]]
-
-
-class _Pending:
-    """What has been seen of a site so far."""
-
-    def __init__(self, site: Site, plan: SitePlan, weights: WeightCache, dtype: torch.dtype) -> None:
-        self.site, self.plan = site, plan
-        self.weights = weights.prepare(site, dtype)
-        self.fed = None if plan.feed_forward is None else weights.feed_forward(plan.feed_forward, dtype)
-        self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
-        self.values: Tensor | None = None
-        self.pairs: PairResults | None = None
-        self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait for a gate
-        self.heads: Tensor | None = None
-        self.gate: Tensor | None = None
-        self.tensors: dict[Place, Tensor] = {}
-        self.dtypes: set[torch.dtype] = set()  # in which the model computed what was seen
-        gates = (step.place for step in site.inner if isinstance(step, Gate))
-        later = () if plan.end is None else (plan.end.total, plan.end.normalized)
-        perhaps = (site.residual, site.normalized, site.stream_weights, *later)
-        inside = () if plan.feed_forward is None else (*plan.feed_forward.places, plan.feed_forward.output)
-        always = (site.projected, site.total, site.x, *site.others, *gates)
-        self.places = frozenset((*inside, *always, *filter(None, perhaps)))
-
-    @property
-    def complete(self) -> bool:
-        """Whether all has been seen."""
-        return self.values is not None and len(self.tensors) == len(self.places)
-
-
 class _Pass:
     """The state of one forward pass: which sites are open and what each still waits for."""
 
@@ -236,7 +151,7 @@ class _Pass:
         anatomy: Anatomy,
         request: Request,
         positions: Positions,
-        opened: dict[int, _Pending],
+        opened: dict[int, SeenSite],
         take: Take,
         inputs: Mapping[str, Any],
     ) -> None:
@@ -252,10 +167,9 @@ class _Pass:
         self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
         self._readers: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
-        self._masks: dict[tuple[Kind, int, int, int], _RealPositions] = {}
         inside: dict[Place, list[int]] = defaultdict(list)
         for n, pending in self.pending.items():
-            for place in pending.places:
+            for place in pending.plan.places:
                 if place.operation is None:
                     self._readers[place.module, place.side, place.occurrence].append((n, place))
                 else:
@@ -365,7 +279,7 @@ class _Pass:
                 if pending.complete:
                     self._finish(n)
 
-    def _keep(self, pending: _Pending, alpha: Tensor, values: Tensor, output: Tensor) -> None:
+    def _keep(self, pending: SeenSite, alpha: Tensor, values: Tensor, output: Tensor) -> None:
         """Take weights as a whole; where something multiplies the heads' outputs, they wait until it is known."""
         dtype = self._request.dtype
         pending.values, pending.alpha, pending.heads = values.to(dtype), alpha.to(dtype), output.to(dtype)
@@ -373,12 +287,12 @@ class _Pass:
         if not pending.site.inner:
             self._take_pairs(pending)
 
-    def _take_pairs(self, pending: _Pending) -> None:
+    def _take_pairs(self, pending: SeenSite) -> None:
         """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
         alpha, heads, values = pending.alpha, pending.heads, pending.values
         assert alpha is not None and heads is not None and values is not None
         pending.alpha = pending.heads = None
-        real = self._masks_of(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
+        real = self._positions.at(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
         prove_weights(alpha, real.query_mask, self._subject(pending))
         by_head, factor = repeat_values(values, alpha.shape[1]), None
         if pending.site.inner:
@@ -396,7 +310,7 @@ class _Pass:
         # The family's own function may do more than it says: the sum is rebuilt from the weights that it showed.
         pending.pairs = collector.result(((alpha if factor is None else alpha * factor) @ by_head).transpose(1, 2))
 
-    def _inner_steps(self, pending: _Pending) -> list[Step | Tensor]:
+    def _inner_steps(self, pending: SeenSite) -> list[Step | Tensor]:
         steps: list[Step | Tensor] = []
         for described, step in zip(pending.site.inner, pending.weights.inner, strict=True):
             if isinstance(described, Gate):
@@ -406,7 +320,7 @@ class _Pass:
                 steps.append(step)
         return steps
 
-    def _collector(self, pending: _Pending, queries: int, factor: Tensor | None = None) -> PairCollector:
+    def _collector(self, pending: SeenSite, queries: int, factor: Tensor | None = None) -> PairCollector:
         assert pending.values is not None
         return PairCollector(
             pending.values,
@@ -419,26 +333,18 @@ class _Pass:
             self._scratch,
         )
 
-    def _subject(self, pending: _Pending) -> Subject:
+    def _subject(self, pending: SeenSite) -> Subject:
         site = pending.site
         # A router's choices are whole numbers.
         computed = {self._rounding, *(dtype for dtype in pending.dtypes if dtype.is_floating_point)}
         rounding = max(computed, key=lambda dtype: torch.finfo(dtype).eps)
         return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, rounding)
 
-    def _samples(self, pending: _Pending, queries: int) -> Samples:
+    def _samples(self, pending: SeenSite, queries: int) -> Samples:
         """The pairs of this site that the proof will rebuild."""
         assert pending.values is not None
-        real = self._masks_of(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
+        real = self._positions.at(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
         return pick_pairs(real.queries, real.keys, diagonal=pending.site.kind != "cross", seed=pending.site.layer)
-
-    def _masks_of(self, site: Site, batch: int, queries: int, keys: int) -> _RealPositions:
-        shape = (site.kind, batch, queries, keys)
-        if shape not in self._masks:
-            query_mask, key_mask = self._positions.masks(site, batch, queries, keys)
-            found = real_positions(query_mask), real_positions(key_mask)
-            self._masks[shape] = _RealPositions(query_mask, key_mask, *found)
-        return self._masks[shape]
 
     # ---- a finished site -----------------------------------------------------------------------------------------
 
@@ -448,13 +354,13 @@ class _Pass:
         with nullcontext() if self._reader is None else self._reader.paused(), self._in_full():
             self._measure(self.pending.pop(n))
 
-    def _measure(self, pending: _Pending) -> None:
+    def _measure(self, pending: SeenSite) -> None:
         if pending.pairs is None:
             self._take_pairs(pending)
         site, request = pending.site, self._request
         tensors = block_tensors(pending, request.dtype)
         block = Block(tensors)
-        real = self._masks_of(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
+        real = self._positions.at(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
         query_mask, key_mask = real.query_mask, real.key_mask
         measures, mixing = pending.plan.measures, pending.plan.mixing
         found = measure(block, measures, mixing)
@@ -465,8 +371,9 @@ class _Pass:
         residual = dict(zip(found.residual, small[len(ratios) :], strict=True))
         if tensors.end is not None:
             error = torch.maximum(error, prove_end(block, query_mask, subject))
-        prove_shares(block, found.values, subject)
-        prove_layer(block, found.values, subject)
+            prove_layer(block, found.values, subject)
+        if any(name in SHARES for name in measures):
+            prove_shares(block, found.values, subject)
         words: tuple[SiteValues, ...] = ()
         if request.words is not None and self._positions.words is not None:
             words = tuple(
@@ -496,80 +403,3 @@ class _Pass:
             ),
             block,
         )
-
-
-def block_tensors(pending: _Pending, dtype: torch.dtype) -> BlockTensors:
-    """What was seen of a site, as the mathematics wants it."""
-    site, weights = pending.site, pending.weights
-    assert pending.pairs is not None and pending.values is not None
-    batch = pending.values.shape[0]
-    seen = {
-        place: _by_position(place, tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
-        for place, tensor in pending.tensors.items()
-    }
-    weights_of_streams = None
-    if site.stream_weights is not None:  # the streams of a position stand side by side
-        rows = seen[site.projected].shape[:2]
-        streams = (
-            place for place in (site.residual, site.total, site.stream_weights, *site.others) if place is not None
-        )
-        seen |= {place: seen[place].reshape(*rows, -1) for place in streams}
-        weights_of_streams = seen[site.stream_weights]
-    others = [seen[place] for place in site.others]
-    residual = torch.zeros_like(seen[site.total]) if site.residual is None else seen[site.residual]
-    if weights.residual:
-        shift: Tensor | None = None  # a bias on the residual belongs to no input
-        for step in weights.residual:
-            residual = linear((step,), residual)
-            shift = None if shift is None else linear((step,), shift)
-            if isinstance(step, Shift):
-                shift = step.vector if shift is None else shift + step.vector
-        if shift is not None:
-            others.append(shift.expand_as(residual))
-    return BlockTensors(
-        pairs=pending.pairs,
-        values=pending.values,
-        weight=weights.weight,
-        bias=weights.bias,
-        projected=seen[site.projected],
-        branch=weights.branch,
-        residual=residual,
-        others=sum(others[1:], others[0]) if others else None,
-        total=seen[site.total],
-        norm=weights.norm,
-        normalized=None if site.normalized is None else seen[site.normalized],
-        x=seen[site.x],
-        self_attends=site.kind != "cross",
-        gate=pending.gate,
-        stream_weights=weights_of_streams,
-        output_check=weights.output_check,
-        value_check=weights.value_check,
-        end=_end_tensors(pending, seen, residual),
-    )
-
-
-def _end_tensors(pending: _Pending, seen: Mapping[Place, Tensor], residual: Tensor) -> EndTensors | None:
-    """What follows the attention block, where a measure looks so far."""
-    site, end, found, fed = pending.site, pending.plan.end, pending.plan.feed_forward, pending.fed
-    if end is None:
-        return None
-    inside: FeedForwardTensors | None = None
-    if found is not None and fed is not None:
-        entering = residual if site.residual is None else seen[site.residual]
-        inside = FeedForwardTensors(
-            fed.root,
-            {place: seen[place] for place in found.places},
-            seen[found.output],
-            fed.branch,
-            fed.stream,
-            entering if found.parallel else None,
-        )
-    normalized = None if end.normalized is None else seen[end.normalized]
-    return EndTensors(seen[end.total], pending.weights.end_norm, normalized, inside)
-
-
-def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
-    """What was read at a place, as (batch, position, width)."""
-    if place.sequence_first:
-        return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)
-    return tensor if tensor.ndim == 3 else tensor.reshape(batch, -1, tensor.shape[-1])

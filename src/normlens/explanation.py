@@ -359,7 +359,7 @@ def open_explanation(path: str | Path) -> Explanation:
                 f"a saved explanation has format {_FORMAT}: {path} has {record['format']}; update normlens?"
             )
         return _read_back(tree, record)
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, StopIteration, RecursionError) as error:
         raise InputError(
             f"a saved explanation tells its value, proof and labels: {path} does not ({error}); make it again"
         ) from error

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normlens.decompose.activations import Activation, derivative_at_zero
 from normlens.decompose.block import Block
-from normlens.decompose.devices import on_host, picked
+from normlens.decompose.devices import doubles_on_host, on_host, picked
 from normlens.decompose.feed_forward import (
     Affine,
     Bend,
@@ -70,8 +70,8 @@ def prove_layer(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     if "value_zeroing" in values:
         explicit["value_zeroing"] = layer.zeroed()
     batch, query, key = zip(*pairs, strict=True)
-    for name, wanted in explicit.items():
-        (rows,) = on_host(picked([values[name]], batch, query))
+    found = on_host(picked([values[name] for name in explicit], batch, query))
+    for (name, wanted), rows in zip(explicit.items(), found, strict=True):
         errors = relative(rows[np.arange(len(key)), list(key)], wanted, rows.max(-1))
         if not (errors <= subject.tolerance).all():  # also true for NaN
             worst = int(np.nan_to_num(errors, nan=np.inf).argmax())
@@ -114,12 +114,28 @@ class _ExplicitLayer:
         assert end is not None and end.feed_forward is not None, "the feed-forward block must have been asked for"
         self.block, self.end, self.inside, self.pairs = block, end, end.feed_forward, pairs
         self.stages = explicit_stages(block, pairs, block.tensors.pairs.sampled_weights)
-        self._batch, self._query = ([pair[n] for pair in pairs] for n in (0, 1))
+        self._held = self._at_queries()
+
+    def _at_queries(self) -> dict[int, np.ndarray]:
+        """What the model has at the pairs' queries, by the identity of the tensor that it is in; read all at once."""
+        t, inside = self.block.tensors, self.inside
+        some = [
+            self.block.output,
+            inside.beside,
+            inside.output,
+            self.end.total,
+            t.total,
+            t.projected,
+            t.residual,
+            t.others,
+        ]
+        tensors = [tensor for tensor in (*some, *inside.seen.values()) if tensor is not None]
+        batch, query = ([pair[n] for pair in self.pairs] for n in (0, 1))
+        rows = doubles_on_host([picked([tensor], batch, query)[0] for tensor in tensors])
+        return {id(tensor): row.numpy() for tensor, row in zip(tensors, rows, strict=True)}
 
     def _rows(self, tensor: Tensor) -> np.ndarray:
-        """What the model has at the pairs' queries."""
-        (found,) = on_host(picked([tensor], self._batch, self._query))
-        return found if found.dtype.kind in "iu" else found.astype(np.float64)
+        return self._held[id(tensor)]
 
     def parts(self) -> dict[str, Float[np.ndarray, "pair model"]]:
         """Each pair's part at the feed-forward output, at the sum with the stream, and after the normalization."""
@@ -214,7 +230,7 @@ def _routed(node: Experts, x: np.ndarray, part: np.ndarray, held: Mapping[Hashab
     total, mine = np.zeros_like(x), np.zeros_like(x)
     for row in range(len(x)):
         few = slice(row, row + 1)
-        for expert, weight in zip(chosen[row], weights[row], strict=True):
+        for expert, weight in zip(chosen[row].astype(int), weights[row], strict=True):
             if 0 <= expert < len(node.first):
                 value, own = _through(node.expert(int(expert)), x[few], part[few], {})
                 total[few] += weight * value

@@ -5,39 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from normlens.analysis import Analysis, AnalysisBuilder
-from normlens.anatomy.description import Anatomy, Kind
-from normlens.anatomy.examine import (
-    Deciding,
-    backbone,
-    deciding,
-    examine,
-    family_of,
-    is_encoder_decoder,
-    reading_inputs,
-)
+from normlens.anatomy.description import Kind
+from normlens.anatomy.inputs import checked_inputs, rows_of
 from normlens.anatomy.interface import (
-    autocast_dtype,
-    coarsest,
     evaluating,
-    is_streaming,
     one_pass_at_a_time,
     run_arguments,
 )
-from normlens.anatomy.weights import ModelState, StateReader, WeightCache
-from normlens.capture import Positions, RowWords, SiteResult, Take, capture, outputs_around
-from normlens.decompose.singular_values import Variant
-from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
-from normlens.files.remote import AnyPath, path_of
-from normlens.inputs import checked_inputs, failed_on, fresh, rows_of
-from normlens.loading import (
+from normlens.anatomy.loading import (
     EMBEDDED_NAME,
     LoadOptions,
     check_model,
@@ -45,19 +28,23 @@ from normlens.loading import (
     load_pretrained,
     model_and_tokenizer,
 )
-from normlens.proof import Subject, check_output
-from normlens.provenance import describe_model
-from normlens.request import Precision, Request, check_fits, listed
+from normlens.capture import SiteResult
+from normlens.decompose.singular_values import Variant
+from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
+from normlens.examined import ExaminedModel
+from normlens.files.remote import AnyPath, path_of
+from normlens.request import AnalyzeOptions, Precision, Request, check_fits, listed
 from normlens.streaming import iterate
-from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, longest_input, pad_batch, padding_id
+from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_batch, padding_id
+from normlens.text.positions import RowWords
 from normlens.text.tokens import Tokens
-from normlens.word_level import WordMode
+from normlens.text.word_level import WordMode
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from normlens.attribution.explain_request import AttentionRule, ExplainOptions, Reference
     from normlens.attribution.questions import Output
-    from normlens.attribution.request import AttentionRule, Reference
     from normlens.corpus.reading.corpus import OnError
     from normlens.corpus.reading.reader import Covariate
     from normlens.corpus.reading.sources import Source
@@ -65,41 +52,6 @@ if TYPE_CHECKING:
     from normlens.corpus.running.result import CorpusResult
     from normlens.corpus.running.run import Progress
     from normlens.explanation import Explanation
-
-#: Requests that are kept; after so many different ones, all are forgotten.
-_REQUESTS = 32
-
-
-class AnalyzeOptions(TypedDict, total=False):
-    """What `Lens.analyze` takes by name; see there."""
-
-    measures: Sequence[str] | None
-    mixing: Sequence[str] | None
-    layers: Sequence[int] | None
-    words: WordMode | None
-    precision: Precision
-    generate: bool
-    truncate: bool
-    batch_size: int
-    progress: Callable[[int, int], None] | None
-
-
-class ExplainOptions(TypedDict, total=False):
-    """What `Lens.explain` takes by name; see there."""
-
-    output: Output | Sequence[Output]
-    against: Output | Sequence[Output]
-    position: int | Sequence[int] | None
-    direction: Any
-    attention: AttentionRule
-    reference: Reference
-    parts: Sequence[str] | None
-    edges_top: int | None
-    generate: bool
-    pretokenized: bool
-    truncate: bool
-    batch_size: int
-    progress: Callable[[int, int], None] | None
 
 
 def load(
@@ -118,7 +70,7 @@ def load(
     return Lens(model, tokenizer, name=EMBEDDED_NAME if name is None else Path(str(name)).name)
 
 
-class Lens:
+class Lens(ExaminedModel):
     """A model seen through norm-based analysis.
 
     The model is used as it is: its attention implementation, its training mode and its weights are left as they were.
@@ -127,22 +79,9 @@ class Lens:
     """
 
     def __init__(self, model: nn.Module | Any, tokenizer: Any = None, *, name: str | None = None) -> None:
-        model, tokenizer = model_and_tokenizer(model, tokenizer)
+        model, self.tokenizer = model_and_tokenizer(model, tokenizer)
         check_model(model)
-        self.model: nn.Module = model
-        self.tokenizer = tokenizer
-        self.family = family_of(model)  #: the model's type, as its configuration names it
-        self._name = name
-        self._body = backbone(model)
-        self._two_sided = is_encoder_decoder(model)
-        self._reader = StateReader(model, self._body)
-        self._state: ModelState | None = None
-        # What is known of the model, good for its present state alone.
-        self._anatomies: dict[Deciding, Anatomy] = {}  # by the inputs that change what runs
-        self._weights = WeightCache()
-        self._requests: dict[tuple[int, str], Request] = {}  # by anatomy, and what was asked
-        self._described: dict[str, Any] | None = None
-        self._compared: dict[tuple[Any, ...], float] = {}  # kind of input -> difference of the outputs
+        super().__init__(model, name)
 
     def __repr__(self) -> str:
         name = (
@@ -154,74 +93,6 @@ class Lens:
         tokenizer = "" if self.tokenizer is not None else ", no tokenizer"
         what = f"{self.family}, {numbers / 1e6:.1f}M parameters, {dtype}, {weight.device}{tokenizer}"
         return f"<normlens.Lens on {name!r}: {what}>"
-
-    # ---- what the model is ---------------------------------------------------------------------------------------
-
-    @property
-    def anatomy(self) -> Anatomy:
-        """The model's attention sites and what they are made of, read once (and anew when parameters were replaced).
-
-        A module that is no transformers model is read when it is first analysed: nobody else knows what it takes.
-        """
-        self.refresh()
-        if self._anatomies and not hasattr(self._body, "config"):
-            return next(reversed(self._anatomies.values()))
-        return self._anatomy_for({})
-
-    def refresh(self) -> ModelState:
-        """The model's state as it is now; what is known of it and does not hold any more is forgotten."""
-        before = self._state
-        if before is not None and is_streaming(self._body):  # inside of a pass a model is not itself
-            return before
-        with one_pass_at_a_time(self._body):
-            now = self._state = self._reader.read()
-        if before is None or before == now:
-            return now
-        changed = (before.tensors, before.entries, before.adapters) != (now.tensors, now.entries, now.adapters)
-        if before.identities != now.identities or (changed and self._holds_numbers()):
-            self._forget()
-        elif changed:
-            self._weights.clear()
-            self._described = None
-        return now
-
-    def _holds_numbers(self) -> bool:
-        return any(anatomy.holds_numbers for anatomy in self._anatomies.values())
-
-    def _forget(self) -> None:
-        self._anatomies.clear()
-        self._requests.clear()
-        self._weights.clear()
-        self._compared.clear()
-        self._described = None
-
-    def _anatomy_for(self, inputs: Mapping[str, Any]) -> Anatomy:
-        """The anatomy for these inputs: what runs may depend on which of them there are, not on their numbers."""
-        known = deciding(self._body, inputs)
-        if known not in self._anatomies:
-            with one_pass_at_a_time(self._body):
-                self._anatomies[known] = examine(self._body, reading_inputs(self._body, inputs))
-        return self._anatomies[known]
-
-    def _request(self, anatomy: Anatomy, asked: Mapping[str, Any]) -> Request:
-        """What was asked, checked against the anatomy; people ask for the same again and again."""
-        key = (id(anatomy), repr(asked))
-        if key not in self._requests:
-            if len(self._requests) >= _REQUESTS:
-                self._requests.clear()
-            self._requests[key] = Request.of(anatomy, **asked)
-        return self._requests[key]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the model in a record: name, class, family, revision, content hash, dtype."""
-        self.refresh()
-        return self._description()
-
-    def _description(self) -> dict[str, Any]:
-        if self._described is None:
-            self._described = describe_model(self.model, self._name, self.family)
-        return deepcopy(self._described)
 
     @cached_property
     def encoder(self) -> TextEncoder:
@@ -435,11 +306,39 @@ class Lens:
         """
         from normlens.corpus.counting.plan import Plan
         from normlens.corpus.reading.corpus import Corpus
-        from normlens.corpus.reading.reader import COUNTED
         from normlens.corpus.reading.records import Columns
-        from normlens.corpus.reading.sources import Wanted, named_paths, readable_sources
-        from normlens.corpus.running.run import RunOptions, claimed_folder, open_reader, run_corpus, started_engine
+        from normlens.corpus.reading.sources import Wanted
+        from normlens.corpus.running.run import RunOptions, count_corpus
 
+        columns = Columns(text_column, pair_column, tag_column, target_column)
+        reading = partial(
+            Corpus,
+            pairs=pairs,
+            max_length=max_length,
+            mask=mask,
+            seed=seed,
+            limit=limit,
+            skip=skip,
+            format=format,
+            columns=columns,
+            on_error=on_error,
+            largest_record=largest_record,
+            categories=categories,
+        )
+        planning = partial(
+            Plan.of,
+            measures=measures,
+            mixing=mixing,
+            histograms=histograms,
+            correlate=correlate,
+            relative=relative,
+            sample=sample,
+            seed=seed,
+            layers=layers,
+            precision=precision,
+            per_token=per_token,
+            exact=exact,
+        )
         options = RunOptions(
             engine=engine,
             workers=workers,
@@ -453,46 +352,8 @@ class Lens:
             save_every=save_every,
             progress=progress,
         )
-        files = [value for value in (covariates or {}).values() if isinstance(value, str | Path) and value != COUNTED]
-        read = [*named_paths(source), *map(Path, files)]
-        columns = Columns(text_column, pair_column, tag_column, target_column)
         wanted = Wanted(columns, limit, pairs, skip, format)
-        with (
-            claimed_folder(path_of(out), read, overwrite=overwrite) as folder,
-            readable_sources(source, folder.unfinished, wanted) as sources,
-            started_engine(options) as started,
-        ):
-            corpus = Corpus(
-                sources,
-                pairs=pairs,
-                max_length=max_length,
-                mask=mask,
-                seed=seed,
-                limit=limit,
-                skip=skip,
-                format=format,
-                columns=columns,
-                on_error=on_error,
-                largest_record=largest_record,
-                categories=categories,
-            )
-            reader = open_reader(self, corpus, started.parallel)
-            plan = Plan.of(
-                reader.categories.names,
-                measures=measures,
-                mixing=mixing,
-                histograms=histograms,
-                correlate=correlate,
-                relative=relative,
-                sample=sample,
-                seed=seed,
-                layers=layers,
-                covariates=reader.covariates(covariates or {}),
-                precision=precision,
-                per_token=per_token,
-                exact=exact,
-            )
-            return run_corpus(self, reader, plan, folder, options, started)
+        return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
         return pad_batch(rows, padding_id(self.model, self.tokenizer), next(self._body.parameters()).device)
@@ -600,80 +461,6 @@ class Lens:
         return iterate(
             lambda give: self.run(inputs, request, lambda result, block: give(result), prepared=True, reader=reader)
         )
-
-    def run(
-        self,
-        inputs: Mapping[str, Any],
-        request: Request,
-        take: Take,
-        *,
-        prepared: bool = False,
-        words: RowWords | None = None,
-        reader: int | None = None,
-    ) -> None:
-        """One forward pass; each site's proved numbers are given to `take` as the site ends.
-
-        Inputs that a user `prepared` are compared with the model's answer to them alone (see `call`).
-        """
-        with one_pass_at_a_time(self._body, reader):
-            self.refresh()
-            self._run(inputs, self._anatomy_for(inputs), request, take, prepared, words)
-
-    def _run(
-        self,
-        inputs: Mapping[str, Any],
-        anatomy: Anatomy,
-        request: Request,
-        take: Take,
-        prepared: bool,
-        words: RowWords | None,
-    ) -> float:
-        """The pass itself; returns how far its kind's outputs were from the user's own when they were compared."""
-        positions = Positions.of(inputs, self._two_sided, words)
-        kind = (prepared, *self.kind_of(inputs))
-        arguments = (self._body, anatomy, inputs, request, positions, self._weights, take)
-        if kind in self._compared:
-            capture(*arguments)
-            return self._compared[kind]
-        with outputs_around(self._body, anatomy) as own:
-            self.call(inputs, prepared=prepared)
-        with outputs_around(self._body, anatomy) as captured:
-            capture(*arguments)
-        rounding = coarsest([next(self._body.parameters()).dtype, request.dtype], self._body)
-        subject = Subject(self.family, "output", type(self._body).__name__, rounding)
-        self._compared[kind] = check_output(captured, own, positions.last, subject)
-        return self._compared[kind]
-
-    def call(self, inputs: Mapping[str, Any], *, prepared: bool = False) -> Any:
-        """Run the model as its user would; inputs on which it fails are the user's to mend.
-
-        A pass over inputs of ours has no cache of keys and values; what a user `prepared` is all that is handed over.
-        """
-        return self._call(self.model, inputs if prepared else run_arguments(self.model, inputs))
-
-    def _call(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
-        try:
-            with evaluating(model):
-                return model(**fresh(dict(inputs)))
-        except NormlensError:
-            raise
-        except Exception as error:
-            raise failed_on(model, inputs, error, longest_input(self.model, None)) from error
-
-    def kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All that can change the computation beside the numbers: per such kind, outputs are compared once."""
-        given: list[tuple[Any, ...]] = []
-        for name in sorted(inputs):
-            value = inputs[name]
-            if not isinstance(value, Tensor):
-                plain = value is None or isinstance(value, bool | int | float | str)
-                given.append((name, repr(value) if plain else type(value).__name__))
-                continue
-            whole = "mask" in name and value.ndim == 2 and bool(value.all())
-            given.append((name, str(value.dtype), value.ndim, value.device.type, whole))
-        autocast = autocast_dtype(self._body)
-        state = self._state or self.refresh()
-        return (*given, autocast, state.implementation, state.adapters, state.hooks, state.wrappers)
 
     def _analyze_rows(
         self,

@@ -127,11 +127,6 @@ def _judge_sums(
 # ---- parts ---------------------------------------------------------------------------------------------------------------
 
 
-def real_positions(mask: Bool[Tensor, "batch position"]) -> list[list[int]]:
-    """The real positions of each sequence."""
-    return [row.nonzero()[0].tolist() for row in mask.numpy()]
-
-
 def pick_pairs(
     queries_of: Sequence[Sequence[int]], keys_of: Sequence[Sequence[int]], diagonal: bool, seed: int = 0
 ) -> Samples:

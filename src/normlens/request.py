@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
-from normlens.anatomy.description import Anatomy, FeedForward, LayerEnd, Site
+from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Place, Site
 from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
 from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
 from normlens.provenance import versions
-from normlens.word_level import WordMode
+from normlens.text.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
+#: Bytes for which nobody is asked whether they are free.
+_ALWAYS_THERE = 1 << 26
 #: Maps that words can add as norms only.
 _BY_TOKEN = ("alti", "value_zeroing", "ff_n", "ffres_n", "ffresln_n")
+
+
+class AnalyzeOptions(TypedDict, total=False):
+    """What `Lens.analyze` takes by name; see there."""
+
+    measures: Sequence[str] | None
+    mixing: Sequence[str] | None
+    layers: Sequence[int] | None
+    words: WordMode | None
+    precision: Precision
+    generate: bool
+    truncate: bool
+    batch_size: int
+    progress: Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class SitePlan:
     pairs: PairRequest  # what these need of the site's pairs
     end: LayerEnd | None  # how the layer ends, where something looks past the attention block
     feed_forward: FeedForward | None  # where something looks into it
+    places: frozenset[Place]  # that a pass must have seen
 
     @classmethod
     def of(cls, site: Site, measures: Sequence[str], mixing: Sequence[str], by_word: bool) -> SitePlan:
@@ -42,13 +59,20 @@ class SitePlan:
             for some in (measures, mixing)
         )
         pairs, reach = needed(names, ratios, by_word), {MEASURES[name].reach for name in (*names, *ratios)}
+        end = end if reach - {"block"} else None
         fed = end.feed_forward if end is not None and "feed_forward" in reach else None
+        fed = fed if isinstance(fed, FeedForward) else None
+        gates = [step.place for step in site.inner if isinstance(step, Gate)]
+        perhaps = [site.residual, site.normalized, site.stream_weights]
+        perhaps += [] if end is None else [end.total, end.normalized]
+        inside = [] if fed is None else [*fed.places, fed.output]
         return cls(
             names,
             ratios,
             replace(pairs, own=False) if site.kind == "cross" else pairs,  # there no key is the query's own
-            end if reach - {"block"} else None,
-            fed if isinstance(fed, FeedForward) else None,
+            end,
+            fed,
+            frozenset((site.projected, site.total, site.x, *site.others, *gates, *inside, *filter(None, perhaps))),
         )
 
 
@@ -232,7 +256,8 @@ def check_fits(request: Request, lengths: Sequence[tuple[int, int]], batch_size:
     Results are kept by the host. A device holds what belongs to one site of a batch (and to the one before it, which is on
     its way to the host); everything else there is cut into blocks by what is free.
     """
-    needed, free = kept_bytes(request, lengths), available_bytes()
+    needed = kept_bytes(request, lengths)
+    free = None if needed < _ALWAYS_THERE else available_bytes()
     if free is not None and needed > free:
         raise InputError(
             f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "

@@ -56,7 +56,7 @@ def open_analysis(path: str | Path) -> Analysis:
             )
         sites = {kind: _labelled(tree, kind, labels) for kind, labels in record["tokens"].items()}
         return Analysis(sites, dict(record["provenance"]))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
             f"a saved analysis tells its sites and tokens: {folder} does not ({error}); make it again"
         ) from error

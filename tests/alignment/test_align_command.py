@@ -68,6 +68,18 @@ def test_a_choice_of_layers_is_saved_and_taken_over(text: list[str], tmp_path: P
     assert code == 2 and "--overwrite" in message
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "9" * 5000, '"x"', "null", "[]", "{}", "-1", "0", "99"])
+def test_a_choice_with_numbers_that_are_none(number: str, text: list[str], tmp_path: Path) -> None:
+    choice = tmp_path / "choice.json"
+    run(*text, "--save-choice", str(choice))
+    whole = choice.read_text()
+    changed = re.sub(r'("layers":\s*\{\s*"forward":\s*\[)[^]]*', rf"\g<1>{number}", whole)
+    assert changed != whole
+    choice.write_text(changed)
+    code, _, message = run(*text, "--layers-from", str(choice))
+    assert code == 2 and message
+
+
 def test_a_page_shows_one_pair(text: list[str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     run(*text, "--page", str(page), "--page-line", "2")
@@ -82,7 +94,7 @@ def test_confidence_is_written_after_each_link(text: list[str]) -> None:
     for one, other in zip(sure.split(), plain.split(), strict=True):
         assert one.split(":")[0] == other.split(":")[0]
         share = float(other.split(":")[1])
-        assert float(one.split(":")[1]) == pytest.approx(1 / (1 + (1 - share) / share / 7.389), abs=1e-3)
+        assert float(one.split(":")[1]) == pytest.approx(1 / (1 + ((1 - share) / share) ** 2 / 4.4817), abs=1e-3)
 
 
 def test_talp_marks_what_only_one_direction_has(text: list[str]) -> None:
@@ -132,6 +144,44 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert not (tmp_path / "links.unfinished").exists()
     _, _, notes = run(*text, "--out", str(out), "--resume")
     assert "whole already" in notes
+
+
+@pytest.mark.parametrize("how", ["--overwrite", "--resume"])
+def test_two_runs_do_not_write_one_output(
+    how: str, text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, said, line = tmp_path / "links", [], command._line
+
+    def other_run(*arguments: object) -> str:
+        if not said:
+            said.append("")  # the other run does not start a third one
+            said.append(run(*text, "--out", str(out), how)[2])
+        return line(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(command, "_line", other_run)
+    assert run(*text, "--out", str(out))[0] == 0
+    assert "another process is at work in" in said[1] and str(out) in said[1]
+    assert out.read_text() == run(*text)[1] and not (tmp_path / "links.unfinished").exists()
+
+
+def test_what_was_written_meanwhile_is_not_replaced(
+    text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "links"
+    monkeypatch.setattr(lens_module, "load", lambda name: out.write_text("mine") and lens("marian", seed=int(name)))
+    code, _, message = run(*text, "--out", str(out))
+    assert code == 2 and "must not overwrite what exists" in message and out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["links", "links.unfinished", "links.run.json", "missing/links"])
+def test_lines_are_not_begun_where_they_cannot_end(name: str, text: list[str], tmp_path: Path) -> None:
+    out, reason = tmp_path / "links", "is a folder, not a file"
+    if name == "missing/links":
+        out, reason = tmp_path / name, "in an existing folder"
+    else:
+        (tmp_path / name).mkdir()
+    code, _, message = run(*text, "--out", str(out), "--overwrite")
+    assert code == 2 and reason in message and not out.is_file()
 
 
 def test_a_run_is_not_resumed_as_another(text: list[str], tmp_path: Path) -> None:

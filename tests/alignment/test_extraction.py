@@ -52,8 +52,34 @@ def test_shares_of_a_row_sum_to_one_and_a_link_share_is_a_share(scores: np.ndarr
     joint = scores[:, :-1]
     shares = extraction.cell_shares(joint)
     assert (shares >= 0).all() and (shares <= 1 + 1e-12).all()
-    expected = np.sqrt(joint / joint.sum(0) * (joint / joint.sum(1, keepdims=True)))
+    expected = (joint / joint.sum(0) + joint / joint.sum(1, keepdims=True)) / 2
     assert np.allclose(shares, expected)
+
+
+uneven = st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(
+    lambda size: arrays(np.float64, size, elements=st.sampled_from([0.0, 0.013, 0.11, 0.29, 0.71, 1.03, 1.97]))
+)
+
+
+@given(uneven, st.sampled_from([0.41, 0.5, 0.62]))
+def test_share_links_are_their_definition_from_either_side(joint: np.ndarray, threshold: float) -> None:
+    links = extraction.share_links(joint, threshold)
+    assert links == reference.share_links(joint, threshold)
+    assert extraction.share_links(joint.T, threshold) == {(target, source) for source, target in links}
+    assert extraction.share_links(joint * 5, threshold) == links
+
+
+@given(uneven)
+def test_a_link_has_the_majority_of_its_row_or_column(joint: np.ndarray) -> None:
+    for source, target in extraction.share_links(joint):
+        cell = joint[target, source]
+        assert cell > 0.5 * joint[target].sum() or cell > 0.5 * joint[:, source].sum()
+
+
+def test_one_word_has_the_words_that_stand_out_and_not_all_of_the_other_side() -> None:
+    assert extraction.share_links(np.array([[0.02, 0.5, 0.45, 0.03]])) == {(1, 0), (2, 0)}
+    assert extraction.share_links(np.array([[0.2]])) == {(0, 0)}
+    assert extraction.share_links(np.ones((1, 3))) == {(0, 0), (1, 0), (2, 0)}, "none stands out, each has its third"
 
 
 @given(maps)

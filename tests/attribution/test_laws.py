@@ -298,7 +298,7 @@ def test_the_strongest_edges_are_those_of_all(
 
 
 def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.attribution.request.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("normlens.attribution.explain_request.available_bytes", lambda: 10_000)
     lens = Lens(headed("llama", torch.float32))
     calls: list[int] = []
     lens.model.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -424,7 +424,7 @@ def test_token_classification_at_a_position() -> None:
     with torch.no_grad():
         assert found.value == pytest.approx(float(model(ids).logits[0, 2, 1]), abs=1e-4)
     assert _total(found) == pytest.approx(found.value, abs=1e-4)
-    with pytest.raises(InputError, match="one of 0 to 4"):
+    with pytest.raises(InputError, match=r"one of 0 to 4 \(0 \[CLS\], 1 the, 2 cat, 3 sat, 4 \[SEP\]\)"):
         explain(lens, "the cat sat", output=1)
 
 

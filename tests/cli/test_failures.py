@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -84,6 +85,39 @@ def test_a_log_that_cannot_be_written_where_it_belongs_goes_elsewhere(
     code = exit_code(raising(RuntimeError("odd")), "")
     err = capsys.readouterr().err  # nowhere to write: then at least here
     assert code == 70 and "Traceback" in err and err.splitlines()[-1].startswith("normlens: an error that should not")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("could not create a primitive"),
+    ],
+)
+def test_a_want_of_memory_is_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = ended(raising(error), capsys)
+    assert code == 2 and err.startswith("normlens: there must be room in memory for this") and err.count("\n") == 1
+    wrapped = ValueError("a library's own")
+    wrapped.__cause__ = error
+    assert ended(raising(wrapped), capsys)[0] == 2
+
+
+def test_a_folder_that_was_removed(tmp_path: Path, aer: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = shell(f'cd {gone} && rmdir {gone} && "$@"', *aer)
+    assert done.returncode == 2 and "a command runs in a folder that exists" in done.stderr
+
+
+@pytest.mark.parametrize("line", ['"$@" 2>/dev/full', '"$@" 2>&-'])
+def test_notes_that_nobody_can_hear_cost_nothing(line: str, aer: list[str]) -> None:
+    heard, unheard = shell('"$@"', *aer, "--one-based"), shell(line, *aer, "--one-based")
+    assert heard.returncode == unheard.returncode == 2 and unheard.stderr == ""
+    heard, unheard = shell('"$@"', *aer, "--gold-swap"), shell(line, *aer, "--gold-swap")
+    assert heard.returncode == unheard.returncode == 0 and heard.stdout == unheard.stdout != ""
 
 
 def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +264,12 @@ def test_labels_of_bars_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
         for text in HOSTILE:
             move(f"{text} pass", 1, 2, text)
     assert "[/x] pass" in stream.getvalue() and "[bold]" in stream.getvalue()
+
+
+def test_only_the_terminal_module_writes_to_standard_error() -> None:
+    for path in (SOURCE / "normlens" / "cli").glob("*.py"):
+        if path.name != "terminal.py":
+            assert not re.search(r"file=sys\.stderr|sys\.stderr\.write", path.read_text()), path.name
 
 
 def test_only_the_terminal_module_makes_consoles() -> None:

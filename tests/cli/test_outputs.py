@@ -13,7 +13,17 @@ import transformers
 
 from normlens.cli.main import main
 from normlens.errors import InputError
-from normlens.files.writing import disarmed, refuse_existing, refuse_input, whole_files, whole_folder, write_table
+from normlens.files.writing import (
+    check_outputs,
+    disarmed,
+    own_file,
+    own_folder,
+    refuse_existing,
+    refuse_input,
+    whole_files,
+    whole_folder,
+    write_table,
+)
 from normlens.lens import Lens
 from tests import tiny
 from tests.corpus.conftest import paragraphs, tiny_bert, tiny_tokenizer
@@ -172,6 +182,100 @@ def test_a_report_does_not_replace_something_else(command: tuple[str, ...], shel
     assert code == 2 and "an output must not be an input" in err
 
 
+@pytest.mark.parametrize("place", ["tables/mixing.csv", "figures/mixing.png", "report.html", "results.json"])
+@pytest.mark.parametrize("command", [("reproduce", "kobayashi2021"), ("compare", "one", "two")])
+def test_a_report_is_not_written_over_its_data(
+    command: tuple[str, ...], place: str, shell: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "out" / place
+    data.parent.mkdir(parents=True)
+    data.write_text("a paragraph")
+    code, _, err = shell(*command, "--out", tmp_path / "out", "--overwrite", "--data", data)
+    assert code == 2 and "an output must not be an input" in err and data.read_text() == "a paragraph"
+    if "/" in place:  # somebody's folder of that name: nobody said that it may be written to
+        code, _, err = shell(*command, "--out", tmp_path / "out")
+        assert code == 2 and "must not overwrite what exists" in err and sorted(data.parent.iterdir()) == [data]
+
+
+@pytest.mark.parametrize("place", ["table.csv", "methods.png", "methods.svg", "report.html", "results.json"])
+def test_a_study_is_not_written_over_its_texts(place: str, shell: Any, tmp_path: Path) -> None:
+    texts = tmp_path / "out" / place
+    texts.parent.mkdir()
+    texts.write_text("the river runs")
+    code, _, err = shell("faithful", "--texts", texts, "--out", tmp_path / "out", "--overwrite")
+    assert code == 2 and "an output must not be an input" in err and texts.read_text() == "the river runs"
+    (tmp_path / "texts").write_text("the river runs")
+    code, _, err = shell("faithful", "--texts", tmp_path / "texts", "--out", tmp_path / "out")
+    assert code == 2 and "must not overwrite what exists" in err and texts.read_text() == "the river runs"
+
+
+@pytest.mark.parametrize("command", [("reproduce", "kobayashi2021"), ("compare", "one", "two"), ("faithful",)])
+def test_what_is_wrong_with_the_data_is_said_before_anything_is_made(
+    command: tuple[str, ...], shell: Any, tmp_path: Path
+) -> None:
+    flag = "--texts" if command == ("faithful",) else "--data"
+    code, _, err = shell(*command, flag, "missing.txt", "--out", "out")
+    assert code == 2 and "missing.txt" in err and list(tmp_path.iterdir()) == []
+    (tmp_path / "data").write_text("a paragraph")
+    given = () if command[0] == "compare" else ("--model", "none")
+    code, _, err = shell(*command, flag, "data", "--out", "out", *given)
+    assert code == 2 and [path.name for path in tmp_path.iterdir()] == ["data"], "a folder was left behind"
+
+
+@pytest.mark.parametrize("model", ["none", "model"])
+@pytest.mark.parametrize("command", [("analyze", "\udcff"), ("explain", "\udcff"), ("corpus", "empty")])
+def test_a_run_that_came_to_nothing_leaves_nothing(
+    command: tuple[str, ...], model: str, shell: Any, tmp_path: Path
+) -> None:
+    tiny_bert().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "empty").write_text("\n")
+    code, _, err = shell(*command, "--model", model, "--out", "new/out")
+    assert code == 2, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model"]
+
+
+@pytest.mark.parametrize("flag", ["--out", "--page", "--save-choice"])
+@pytest.mark.parametrize("name", ["source", "target", "links", "choice", "model/config.json", "other"])
+def test_no_output_of_an_aligner_is_one_of_its_inputs(flag: str, name: str, shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for file in ("source", "target", "links", "choice", "model/config.json"):
+        (tmp_path / file).write_text("mine")
+    outputs = {"--out": "other", "--page": "page.html", "--save-choice": "saved", flag: name}
+    arguments = [word for pair in outputs.items() for word in pair]
+    read = ("--source", "source", "--target", "target", "--reverse-links", "links", "--symmetrize", "union")
+    code, _, err = shell("align", *read, "--layers-from", "choice", "--model", "model", *arguments, "--overwrite")
+    assert code == 2, err
+    if name != "other":
+        assert "an output must not be an input" in err and (tmp_path / name).read_text() == "mine"
+    elif flag != "--out":
+        assert "every output has a place of its own: other is named twice" in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text() != "mine"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000 + "x", "text/below", "/proc/nope/x", "/dev/full/x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("analyze", "the"), ("explain", "the"), ("view", "the"), ("corpus", "text"), ("faithful", "--texts", "text"),
+        ("reproduce", "kobayashi2021", "--data", "text"), ("compare", "one", "two", "--data", "text"),
+        ("align", "--source", "text", "--target", "text"),
+        ("project", "--source", "text", "--target", "text", "--format", "html"),
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    command: tuple[str, ...], name: str, model: Path, shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normlens.lens.load", lambda *_, **__: pytest.fail("a model was loaded"))
+    (tmp_path / "text").write_text("the")
+    given = ("--model", model) if command[0] != "compare" else ()
+    for told in ((), ("--overwrite",)):
+        code, _, err = shell(*command, *given, "--out", name, *told)
+        assert code == 2 and err.startswith("normlens: ") and err.count("\n") == 1, err
+        assert [path.name for path in tmp_path.iterdir()] == ["text"] and (tmp_path / "text").read_text() == "the"
+
+
 # ---- the helpers ----------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +299,61 @@ def test_a_link_to_nowhere_exists(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must not overwrite what exists: .*link does; choose another path, or ask"):
         refuse_existing(tmp_path / "link", "ask")
     refuse_existing(tmp_path / ("x" * 5000), "ask")
+
+
+def test_outputs_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "text").write_text("words")
+    check_outputs([tmp_path / "a", tmp_path / "b"], [tmp_path / "in" / "text"], replace=False, remedy="ask")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    for files, folders, said in (
+        (["a", "./a"], [], "every output has a place of its own"),
+        (["in"], [], "is a folder, not a file"),
+        ([], ["in/text"], "an output must not be an input"),
+        ([], ["in"], "lies in .*in, which is written"),
+        (["in/text"], [], "an output must not be an input"),
+        (["in/text/below"], [], "Not a directory"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_outputs(
+                [tmp_path / name for name in files],
+                [tmp_path / "in" / "text"],
+                replace=True,
+                remedy="ask",
+                folders=[tmp_path / name for name in folders],
+            )
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        check_outputs([], [], replace=True, remedy="ask", folders=[tmp_path / "in" / "text"])
+    with pytest.raises(InputError, match="must not overwrite what exists"):
+        check_outputs([], [], replace=False, remedy="ask", folders=[tmp_path / "in"])
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    import multiprocessing
+
+    (tmp_path / "file").write_text("mine")
+    context = multiprocessing.get_context("fork")
+    for own in (own_file(tmp_path / "file", "run"), own_folder(tmp_path, "run")):
+        with own:
+            other = context.Process(target=_refused, args=(tmp_path,))
+            other.start()
+            other.join()
+            assert other.exitcode == 0
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(RuntimeError), own_folder(tmp_path / "new", "run"):
+        raise RuntimeError
+    assert not (tmp_path / "new").exists()
+
+
+def _refused(folder: Path) -> None:
+    said = []
+    for own in (own_file(folder / "file", "run"), own_folder(folder, "run")):
+        try:
+            with own:
+                pass
+        except InputError as error:
+            said.append(str(error))
+    assert len(said) == 1 and "another process is at work" in said[0]
 
 
 def test_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:

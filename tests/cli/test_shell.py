@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normlens.anatomy.loading import default_model
 from normlens.cli.main import COMMANDS, main
-from normlens.loading import default_model
 
 ROOT = Path(__file__).parent.parent.parent
 embedded = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_analyze_writes_pictures_and_data(
         (("analyze", "cat", "--target", "Katze"), "a target belongs to an encoder-decoder model"),
         (("analyze", "cat", "--model", "/nowhere"), "is not a folder"),
         (("info", "/proc"), "a model folder holds a config.json"),
-        (("analyze", "cat", "--out", "/proc/nowhere"), "the output folder must be writable"),
+        (("analyze", "cat", "--out", "/proc/nowhere"), "the output must be writable: /proc/nowhere"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

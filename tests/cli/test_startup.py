@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normlens.anatomy.loading import default_model
 from normlens.cli.main import COMMANDS
-from normlens.loading import default_model
 from tests.cli.test_shell import embedded
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -64,7 +64,7 @@ def test_help_and_version_import_no_model_library(arguments: tuple[str, ...], tm
         (("corpus", "wiki.txt"), "missing option '--out'; see `normlens corpus --help`"),
         (("aer", "links", "--gold", "gold", "--source", "text"), "give --source and --target together"),
         (("view", "text", "--span", "one"), "a span is START:STOP"),
-        (("analyze", "text", "--out", "/proc/nowhere"), "the output folder must be writable"),
+        (("analyze", "text", "--out", "/proc/nowhere"), "the output must be writable: /proc/nowhere"),
         (("reproduce", "nothing"), "an experiment is one of"),
         (("align", "--model", "m", "--source", "s", "--target", "t", "--resume"), "give --out with --resume"),
         (("align", "--model", "m", "--source", "s", "--target", "t"), "files that exist: s does not"),

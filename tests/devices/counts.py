@@ -77,13 +77,16 @@ SHAPES: dict[str, tuple[Any, Limits]] = {
     "bert": (bert_base, Limits(waits=3, copies=8, launches=120)),
     "bert padded": (bert_padded, Limits(waits=3, copies=8, launches=130)),
     "llama": (llama_heads, Limits(waits=6, copies=10, launches=400)),
+    "explain": (
+        bert_short,
+        Limits(waits=0, copies=0, launches=90),
+    ),  # what a backward pass finds is sent home at its end
 }
-#: Counted by name alone: at its full length with 8 GB left, so in four blocks; with other measures; and another question.
-#: The latter two were never asked to be sparing: the limits are what they ask today.
+#: Counted by name alone: at its full length with 8 GB left, so in four blocks; and with other measures, which were never
+#: asked to be sparing: the limits are what they ask today.
 BY_NAME: dict[str, tuple[Any, Limits]] = {
     "llama 4096": (llama_long, Limits(waits=6, copies=10, launches=400)),
-    "further": (bert_short, Limits(waits=25, copies=22, launches=640)),
-    "explain": (bert_short, Limits(waits=20, copies=20, launches=90)),
+    "further": (bert_short, Limits(waits=18, copies=21, launches=600)),
 }
 FURTHER = ["alti", "enc_n", "ff_n", "ffres_n", "ffresln_n"]
 

@@ -82,3 +82,21 @@ def test_links_of_the_root_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if not link.startswith("http")]
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_files_that_the_documentation_names_exist() -> None:
+    """A page that sends its reader to a file that has moved is worse than none."""
+    ours = [
+        str(path.relative_to(ROOT))
+        for room in ("src", "tests", "benchmarks", "examples", "docs")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    assert len(pages) > 30
+    lost = []
+    for page in pages:
+        for name in re.findall(r"`([a-z_0-9/]+\.py)`", page.read_text(encoding="utf-8")):
+            # `modeling_….py` are files of transformers.
+            if not name.startswith("modeling_") and not any(path == name or path.endswith(f"/{name}") for path in ours):
+                lost.append((page.name, name))
+    assert not lost

@@ -20,10 +20,10 @@ from normlens.attribution.methods import METHODS, Method, find_methods
 from normlens.cli.main import main
 from normlens.errors import InputError
 from normlens.faithfulness.protocols import PROTOCOLS, Asked
-from normlens.faithfulness.published import beside, model_of
-from normlens.faithfulness.report import page, write_report
+from normlens.faithfulness.published_scores import beside, model_of
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
 from normlens.faithfulness.sanity import layers_of, shuffled
+from normlens.faithfulness.study_report import page, write_report
 from normlens.faithfulness.verdicts import verdict
 from normlens.lens import Lens
 from tests import tiny

@@ -19,9 +19,9 @@ import torch
 import transformers
 
 from normlens.errors import NormlensError
-from normlens.families import survey as surveying
+from normlens.families import family_checks as surveying
 from normlens.families.beyond_text import IMAGES, SOUNDS
-from normlens.families.survey import FamilyReport, survey
+from normlens.families.family_checks import FamilyReport, survey
 from normlens.families.table import as_markdown, as_row, survey_all
 from normlens.families.tiny import families
 

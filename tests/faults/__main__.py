@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from . import cluster
-from .moments import Bench, Outcome
+from .moments import Bench, Outcome, adopt_orphans
 
 _POOL = {"workers": 2}
 _RAY = {"engine": "ray", "workers": 2}
@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=2000, help="of the cluster's corpus; 0: no cluster")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    adopt_orphans()
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in ("src", "."))  # Ray's workers too
     os.environ.update({"RAY_worker_niceness": "0"})  # or a busy machine leaves them no time at all
     begin, by_fault, bad = time.monotonic(), defaultdict[str, list[Outcome]](list), 0

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .misuse import STREAMS, names_of, wrong_arguments
+from .misuse import STREAMS, SURROUNDINGS, allowed, collisions, names_of, wrong_arguments
 from .mutations import mutations_for
 
 #: A command on a few lines ends in a second; a machine that is busy is given three hundred.
@@ -55,7 +55,9 @@ class Case:
     damage: tuple[Path, bytes] | None = None  # a file, and what becomes of it
     arguments: Sequence[str] | None = None  # in place of the target's
     streams: Callable[[], None] | None = None  # in the child, before the command
+    surroundings: Callable[[Path], None] | None = None  # the same, for the folder of its files
     interrupt: float | None = None  # seconds after which Ctrl-C is pressed
+    keep: str = ""  # a file that must stay as it is, wherever it lies
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Tally:
         kinds = Counter(fault.split(":", 1)[0] for fault in self.faults)
         counted = ", ".join(
             f"{kind} {kinds.get(kind, 0)}"
-            for kind in ("tracebacks", "signals", "files lost", "wrong results", "hangs", "memory", "manners")
+            for kind in ("tracebacks", "signals", "files lost", "wrong results", "hangs", "memory", "manners", "litter")
         )
         ends = ", ".join(f"{code}: {count}" for code, count in sorted(self.codes.items()))
         return f"{self.tried} inputs tried; {counted}; exit codes {ends}"
@@ -97,21 +99,42 @@ class Campaign:
         return self.tally
 
     def misuse(self, target: Target, cases: int, seed: int = 0) -> Tally:
-        """Call a target's command wrongly so many times, with every kind of broken streams, and interrupt it."""
+        """Call a target's command wrongly, in every way up to so many times, with every kind of broken streams."""
         whole, victims = self._victims(target)
+        chosen = random.Random(f"{seed} chosen {target.name}")
         inputs = names_of(victims, whole)
         for number in range(cases):
             rng = random.Random(f"{seed} misused {target.name} {number}")
             arguments = wrong_arguments([str(word) for word in target.command(whole)], inputs, rng)
             shown = [word if len(word) < 40 else f"{word[:20]}…" for word in arguments]
             self._case(target, Case(f"{target.name} {seed}/{number}: called as {shown!r}", arguments=arguments))
+        clashes = list(collisions([str(word) for word in target.command(whole)], inputs))
+        for arguments in chosen.sample(clashes, min(cases, len(clashes))):
+            self._case(target, Case(f"{target.name}: called as {arguments!r}", arguments=arguments))
+        self._inputs_among_outputs(target, cases, seed)
         for name, breaks in STREAMS.items():
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
+        for name in chosen.sample(sorted(SURROUNDINGS), min(cases, len(SURROUNDINGS))):
+            self._case(target, Case(f"{target.name}: {name}", surroundings=SURROUNDINGS[name]))
         for number in range(cases // 5):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
             at = rng.uniform(0.05, 1.0)
             self._case(target, Case(f"{target.name} {seed}/{number}: interrupted after {at:.2f} s", interrupt=at))
         return self.tally
+
+    def _inputs_among_outputs(self, target: Target, cases: int, seed: int) -> None:
+        """An input lies where the command would write one of its files: it must be there afterwards as it was."""
+        whole, victims = self._victims(target)
+        _, right = self._made(target)
+        made = sorted(set(_files(right, ("cache",))) - set(_files(whole, ())))  # in our own cache nobody keeps anything
+        rng = random.Random(f"{seed} among outputs {target.name}")
+        command = [str(word) for word in target.command(whole)]
+        named = [victim for victim in victims if str(victim.relative_to(whole)) in command]
+        places = [(path, victim) for path in made for victim in named]
+        for path, victim in rng.sample(places, min(cases, len(places))):
+            arguments = [path if word == str(victim.relative_to(whole)) else word for word in command]
+            where = f"{target.name}: called as {arguments!r}"
+            self._case(target, Case(where, (Path(path), victim.read_bytes()), allowed(arguments), keep=path))
 
     def _victims(self, target: Target) -> tuple[Path, list[Path]]:
         whole, _ = self._made(target)
@@ -144,8 +167,10 @@ class Campaign:
         whole, right = self._whole[target.name]
         copy, where = self._copied(target, whole), case.where
         if case.damage is not None:
+            (copy / case.damage[0]).parent.mkdir(parents=True, exist_ok=True)
             (copy / case.damage[0]).write_bytes(case.damage[1])
-        before = {path: _digest(copy / path) for path in _files(copy, target.own)}
+        kept = [*_files(copy, target.own), *([case.keep] if case.keep else [])]
+        before = {path: _digest(copy / path) for path in kept}
         status, err, grown = self._run(target, copy, case)
         code = os.waitstatus_to_exitcode(status)
         self.tally.tried += 1
@@ -165,6 +190,8 @@ class Campaign:
         for path in before:
             if after.get(path) != before[path]:
                 self._fault("files lost", f"{where}: {path}")
+        for draft in copy.rglob("*.draft"):
+            self._fault("litter", f"{where}: {draft.relative_to(copy)}")
         for name in target.same if code == 0 and case.arguments is None else ():
             if not _same(copy / name, right / name):
                 self._fault("wrong results", f"{where}: {name} differs")
@@ -214,6 +241,8 @@ def _command(target: Target, copy: Path, case: Case) -> int:
     from normlens.cli import main
 
     sys.argv = ["normlens", *map(str, case.arguments or target.command(copy))]
+    if case.surroundings is not None:
+        case.surroundings(copy)
     if case.streams is not None:
         case.streams()
     key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -1,4 +1,4 @@
-"""Ways to call a command wrongly: arguments that no one should give, streams that are closed or full, Ctrl-C."""
+"""Ways to call a command wrongly: arguments that no one should give, streams, disks and memory that are full, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib
 import os
 import random
 import re
+import resource
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -15,9 +17,9 @@ from typer.models import ArgumentInfo
 
 NUMBERS = ["0", "-1", "1", str(10**12), str(2**63), str(10**40), "nan", "inf", "1e999", "1.5", "x", ""]
 TEXTS = [
-    "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/proc/nope/x",
-    "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}", "a\nb", "\x1b[31m",
-    "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
+    "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/dev/zero",
+    "/proc/nope/x", "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}",
+    "a\nb", "\x1b[31m", "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
 ]  # fmt: skip
 
 
@@ -30,13 +32,36 @@ def wrong_arguments(command: Sequence[str], inputs: Sequence[str], rng: random.R
             changed.append(flag)
             continue
         value = rng.choice(NUMBERS if kind in ("int", "float") else [*TEXTS, *inputs, *inputs])
-        if not flag:
-            changed[1:2] = [value]
-        elif flag in changed:
-            changed[changed.index(flag) + 1] = value
-        else:
-            changed += [flag, value]
+        changed = _with(changed, flag, value) if flag else [changed[0], value, *changed[2:]]
     return changed
+
+
+#: Options that name what a command writes.
+OUTPUTS = ("--out", "--page", "--save-choice")
+
+
+def collisions(command: Sequence[str], inputs: Sequence[str]) -> Iterator[list[str]]:
+    """The command with each of its outputs at the place of an input, or of another output, and told to overwrite it."""
+    known = [flag for flag, _ in _parameters(command[0])]
+    outputs = [flag for flag in OUTPUTS if flag in known]
+    for flag in outputs:
+        others = [command[command.index(other) + 1] for other in outputs if other != flag and other in command]
+        for place in (*inputs, *others):
+            yield allowed(_with(command, flag, place))
+
+
+def allowed(command: Sequence[str]) -> list[str]:
+    """The command, told to overwrite whatever it may."""
+    flags = [flag for flag, _ in _parameters(command[0])]
+    return [*command, *(["--overwrite"] if "--overwrite" in flags else [])]
+
+
+def _with(command: Sequence[str], flag: str, value: str) -> list[str]:
+    changed = list(command)
+    if flag in changed:
+        changed[changed.index(flag) + 1] = value
+        return changed
+    return [*changed, flag, value]
 
 
 def _parameters(command: str) -> list[tuple[str, str]]:
@@ -64,9 +89,12 @@ def _closed(number: int, name: str) -> Callable[[], None]:
     return close
 
 
-def _full() -> None:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
+def _full(number: int, name: str) -> Callable[[], None]:
+    def fill() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+        setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+    return fill
 
 
 def _all_closed() -> None:
@@ -78,9 +106,44 @@ def _all_closed() -> None:
 STREAMS: dict[str, Callable[[], None]] = {
     "standard input closed": _closed(0, "stdin"),
     "standard output closed": _closed(1, "stdout"),
-    "standard output full": _full,
+    "standard output full": _full(1, "stdout"),
     "standard error closed": _closed(2, "stderr"),
+    "standard error full": _full(2, "stderr"),
     "all streams closed": _all_closed,
+}
+
+
+def _removed_folder(folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+
+
+def _full_disk(folder: Path) -> None:
+    """No file may grow beyond a few bytes: those of the sentence."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+
+
+def _little_memory(folder: Path) -> None:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (8 << 20), resource.RLIM_INFINITY))
+
+
+def _variables(**values: str) -> Callable[[Path], None]:
+    return lambda folder: os.environ.update({name: value.format(folder) for name, value in values.items()})
+
+
+#: What is wrong around a command, and what makes it so in a new process whose files are in a folder.
+SURROUNDINGS: dict[str, Callable[[Path], None]] = {
+    "the current folder was removed": _removed_folder,
+    "the disk is full": _full_disk,
+    "there is little memory": _little_memory,
+    "the cache is a file": _variables(NORMLENS_CACHE="{}/bystander.txt", XDG_CACHE_HOME="{}/bystander.txt"),
+    "the cache cannot be written": _variables(NORMLENS_CACHE="/proc/nope", XDG_CACHE_HOME="/proc/nope"),
+    "there is no home": _variables(HOME="/nowhere", XDG_STATE_HOME="/proc/nope", TMPDIR="/nowhere"),
+    "the terminal is odd": _variables(TERM="dumb", COLUMNS="-3", LINES="x", LANG="C", NO_COLOR="1"),
 }
 
 

@@ -49,7 +49,11 @@ def warm_up() -> None:
     import normlens.alignment.aligner
     import normlens.corpus.running.run
     import normlens.experiments.comparison
-    import normlens.faithfulness.report
+    import normlens.experiments.kobayashi2020_bert
+    import normlens.experiments.kobayashi2020_nmt
+    import normlens.experiments.kobayashi2024
+    import normlens.faithfulness.study_report
+    import normlens.families.table
     import normlens.viewer.page  # noqa: F401
 
     for lens in (tiny(), tiny_masked(), tiny_causal()):
@@ -250,10 +254,38 @@ def _make_studied(folder: Path) -> None:
     study(tiny_masked(), samples, methods=["gradient_x_input"], protocols=["agreement"], folder=folder / "out")
 
 
-def _make_marked(folder: Path) -> None:
-    _make_pairs(folder)
-    marked = ["the <b>little <i>house</i></b> stands", "a <b>big</b> house", "it is <i>10</i>", "the garden", "stop"]
-    (folder / "source").write_text("\n".join(marked) + "\n")
+#: The same five sentences with marks, in every format that carries them.
+_MARKED = {
+    "html": ["the <b>little <i>house</i></b> stands", "a <b>big</b> house", "it is <i>10</i>", "the garden", "stop"],
+    "xml": ['the <g id="1">little house</g> stands', 'a <x id="2"/>big house', "it is 10", "the garden", "stop"],
+    "markdown": ["the **little *house*** stands", "a `big` house", "it is [10](x)", "the garden", "stop"],
+    "json": [
+        '{"text": "the little house stands", "spans": [{"start": 4, "end": 16, "label": "thing", "n": 1}]}',
+        '{"text": "a big house", "spans": [{"start": 2, "end": 5, "label": "a"}, {"start": 4, "end": 11, "label": "b"}]}',
+        '{"text": "it is 10", "spans": []}', '{"text": "the garden"}', '{"text": "stop", "spans": []}',
+    ],
+    "conll": [
+        "the O\nlittle B-THING\nhouse I-THING\nstands O\n", "a O\nbig B-SIZE\nhouse O\n", "it O\nis O\n10 B-N\n",
+        "the O\ngarden B-THING\n", "stop O\n",
+    ],
+}  # fmt: skip
+
+
+def _marked(form: str) -> Target:
+    def make(folder: Path) -> None:
+        _make_pairs(folder)
+        (folder / "source").write_text("\n".join(_MARKED[form]) + "\n")
+
+    command = ["project", "--model", "0", "--source", "source", "--target", "target", "--format", form, "--out", "out"]
+    return Target(
+        f"project-{form}",
+        make,
+        lambda folder: command,
+        damage=("source", "target"),
+        own=("out*", "cache"),
+        prepare=use_translation,
+        misused=form in ("html", "json"),
+    )
 
 
 # ---- alignments -------------------------------------------------------------------------------------------------------
@@ -277,7 +309,7 @@ def _make_stopped_alignment(folder: Path) -> None:
         from normlens.cli import align as command
         from normlens.cli import main
 
-        command._WINDOW, command._SAVE_EVERY = 2, 0.0
+        small_windows()
         line, count = command._line, [0]
 
         def interrupted(*arguments: Any) -> str:
@@ -293,20 +325,27 @@ def _make_stopped_alignment(folder: Path) -> None:
             main.main()
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
-    assert (folder / "out.unfinished").exists()
+    assert json.loads((folder / "out.run.json").read_text())["durable"]["lines"] == 2
 
 
 _STUDY = ["faithful", "--method", "gradient_x_input", "--protocol", "agreement", "--limit", "2", "--out", "out"]
-_PROJECT = ["project", "--model", "0", "--source", "source", "--target", "target", "--format", "html", "--out", "out"]
 _COMPARE = ["compare", "a", "b", "--data", "data.txt", "--out", "out", "--single"]
+_DATA = ["--data", "corpus.txt"]
+_SMALL = ["--limit", "3", "--max-length", "32"]
 _ALIGN = ["align", "--model", "0", "--source", "source", "--target", "target", "--out", "out"]
+
+
+def small_windows() -> None:
+    """For this process: what is done must be kept after two lines."""
+    from normlens.cli import line_output
+
+    assert line_output.WINDOW and line_output.SAVE_EVERY
+    line_output.WINDOW, line_output.SAVE_EVERY = 2, 0.0
 
 
 def _resume(folder: Path) -> None:
     use_translation(folder)
-    from normlens.cli import align as command
-
-    command._WINDOW = 2
+    small_windows()
 
 
 def _make_cache(folder: Path) -> None:
@@ -324,6 +363,28 @@ def _make_cache(folder: Path) -> None:
             del os.environ["NORMLENS_CACHE"]
         else:
             os.environ["NORMLENS_CACHE"] = before
+
+
+def _make_choice(folder: Path) -> None:
+    _make_pairs(folder)
+    from normlens.alignment.aligner import Aligner
+
+    aligner = Aligner(translation_lens("marian", seed=0))
+    aligner.choose_layers(SENTENCES)
+    aligner.choice().write(folder / "choice")
+
+
+def _make_reproduced(folder: Path) -> None:
+    """A report that was finished: the same command goes on from its passes."""
+    _make_ranks(folder)
+    from normlens.experiments import find_experiment
+    from normlens.experiments.encoder_study import EncoderStudy
+
+    def run() -> None:
+        study = EncoderStudy(tiny(), Path("out"), (Path("corpus.txt"),), limit=3, max_length=32)
+        find_experiment("kobayashi2021").load().run(study).write(Path("out"))
+
+    _in_folder(folder, run)
 
 
 def _make_gold(folder: Path) -> None:
@@ -390,6 +451,11 @@ TARGETS: list[Target] = [
         damage=("out.unfinished", "out.run.json"), own=("out*", "cache"), prepare=_resume, same=("out",),
     ),
     Target(
+        "align-choice", _make_choice,
+        lambda folder: [*_ALIGN, "--layers-from", "choice", "--page", "page.html", "--gold", "links"],
+        damage=("choice", "links"), own=("out*", "cache", "page.html"), prepare=use_translation, misused=True,
+    ),
+    Target(
         "align-cache", _make_cache, lambda folder: _ALIGN, damage=("cache/layers/*",), own=("out*", "cache"),
         prepare=use_translation,
     ),
@@ -416,9 +482,32 @@ TARGETS: list[Target] = [
         "faithful-kept", _make_studied, lambda folder: [*_STUDY, "--texts", "texts.txt"],
         damage=("out/scores/*",), own=("out",), prepare=use_masked,
     ),
+    *map(_marked, _MARKED),
     Target(
-        "project", _make_marked, lambda folder: _PROJECT,
-        damage=("source", "target"), own=("out*", "cache"), prepare=use_translation, misused=True,
+        "reproduce-encoder", _make_ranks,
+        lambda folder: [
+            "reproduce", "kobayashi2020-bert", *_DATA, "--frequency", "ranks.txt", *_SMALL, "--out", "out",
+        ],
+        damage=("corpus.txt", "ranks.txt"), own=("out", "reproduce"), prepare=use_tiny, misused=True,
     ),
+    Target(
+        "reproduce-again", _make_reproduced,
+        lambda folder: ["reproduce", "kobayashi2021", *_DATA, *_SMALL, "--out", "out"],
+        damage=("out/results.json", "out/report.html", "out/passes/*/*"), own=("out",), prepare=use_tiny,
+    ),
+    Target(
+        "reproduce-layers", _make_ranks,
+        lambda folder: ["reproduce", "kobayashi2024", *_DATA, "--limit", "2", "--max-length", "16", "--out", "out"],
+        damage=("corpus.txt",), own=("out", "reproduce"), prepare=use_tiny,
+    ),
+    Target(
+        "reproduce-translation", _make_gold,
+        lambda folder: [
+            "reproduce", "kobayashi2020-nmt", "--model", "0", "--source", "source", "--target", "target",
+            "--gold", "links", "--other", "other=links", "--out", "out",
+        ],
+        damage=("source", "target", "links"), own=("out", "reproduce", "cache"), prepare=use_translation, misused=True,
+    ),
+    Target("families", _make_texts, lambda folder: ["families", "bert"], damage=("texts.txt",), misused=True),
     Target("methods", _make_texts, lambda folder: ["methods"], damage=("texts.txt",), misused=True),
 ]  # fmt: skip

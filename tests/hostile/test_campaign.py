@@ -19,8 +19,10 @@ GROUPS = [
     "corpus-corpus.j,corpus-corpus.c,corpus-corpus.p",
     "corpus-d,corpus-r,corpus-f,corpus-u",
     "model,view",
-    "align,aer,compare,project",
-    "faithful,methods",
+    "align,aer,compare",
+    "project",
+    "reproduce",
+    "faithful,methods,families",
 ]
 
 
@@ -30,7 +32,9 @@ def test_damaged_files_end_in_sentences(group: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tracebacks 0, signals 0, files lost 0, wrong results 0, hangs 0, memory 0, manners 0" in done.stdout
+    assert (
+        "tracebacks 0, signals 0, files lost 0, wrong results 0, hangs 0, memory 0, manners 0, litter 0" in done.stdout
+    )
 
 
 def test_every_target_is_in_one_group() -> None:
@@ -56,6 +60,8 @@ def _behave_badly(how: str) -> Target:
             if how == "memory":
                 held = bytearray(3 << 29)
                 held[::4096] = b"x" * len(held[::4096])
+            if how == "litter":
+                (copy / ".page.html.0123abcd.draft").write_text("half")
             if how == "wrong results":
                 (copy / "result").write_text("wrong")
 
@@ -68,7 +74,7 @@ def _behave_badly(how: str) -> Target:
     return Target(how, make, lambda folder: ["info"], ("file",), ("result",), prepare, ("result",))
 
 
-@pytest.mark.parametrize("how", ["tracebacks", "signals", "files lost", "memory", "wrong results"])
+@pytest.mark.parametrize("how", ["tracebacks", "signals", "files lost", "memory", "wrong results", "litter"])
 def test_the_campaign_sees_what_it_looks_for(how: str, tmp_path: Path) -> None:
     campaign = Campaign(tmp_path)
     campaign.attack(_behave_badly(how), cases=4)

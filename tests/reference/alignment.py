@@ -99,3 +99,19 @@ def joined_views(maps: np.ndarray) -> np.ndarray:
                 product *= (value / across) * (value / down) if value else 0.0
             joined[row, column] = product ** (1 / views)
     return joined
+
+
+def share_links(joint: np.ndarray, threshold: float) -> Pairs:
+    """Cells whose shares of row and column are above the threshold on average, and neither below what chance gives."""
+    rows, columns = joint.shape
+    found = set()
+    for t in range(rows):
+        for s in range(columns):
+            if joint[t, s] == 0:
+                continue
+            across = float(joint[t, s]) / sum(float(joint[t, k]) for k in range(columns))
+            down = float(joint[t, s]) / sum(float(joint[k, s]) for k in range(rows))
+            chance = across * columns < 1 - 1e-9 or down * rows < 1 - 1e-9
+            if not chance and (across + down) / 2 > threshold:
+                found.add((s, t))
+    return found

@@ -130,7 +130,7 @@ class Aligner:
     """Aligns the words of sentence pairs with a translation model (2020, Section 5).
 
     Every layer of every model is a view of the alignment; the views are multiplied, and a link is a pair of words that
-    holds the majority of its row and column (`combine="views"`, `extract="share"`). `reverse` is a model that
+    holds the majority of its row and column on average (`combine="views"`, `extract="share"`). `reverse` is a model that
     translates in the opposite direction: more views. `combine="mean"` averages layers instead, for arg-max links and
     heuristics over the links of two directions. A decoder-only model takes a `prompt` with `{source}` and `{target}`;
     with the languages turned round, it is its own `reverse`. `layer` is `auto` (see `layer_choice`), `best`, a layer,

@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from normlens.errors import InputError
+from normlens.files.bounded_reading import read_text
 from normlens.files.writing import write_json
 
 #: Alignment with the decoder's input, or with its output (2020, Section 5).
@@ -165,7 +166,7 @@ def _choices(
 def recall_agreement(key: str) -> Agreement | None:
     """What was counted before; None where nothing was, or nothing readable."""
     try:
-        found = Agreement.from_dict(json.loads(_cache_path(key).read_text(encoding="utf-8")))
+        found = Agreement.from_dict(json.loads(read_text(_cache_path(key))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return found if found.is_sound() else None
@@ -205,12 +206,12 @@ class SavedChoice:
     def read(cls, path: Path) -> SavedChoice:
         """What `write` wrote."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = json.loads(read_text(Path(path)))
             if found.pop("normlens_layers") != 1:
                 raise ValueError("another version")
             layers = {str(name): tuple(int(n) for n in numbers) for name, numbers in found.pop("layers").items()}
             return cls(layers=layers, **found)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"Layers are read from a file that --save-choice wrote: {path} is not one ({error})."
             ) from None

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
+from normlens.files import bounded_reading as reading
 from normlens.files.seals import read_sealed_json, write_sealed_json
-from normlens.files.writing import growing_file, move_file
+from normlens.files.writing import growing_file, move_file, own_file
 from normlens.text.segmentation import split_words
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
     """Lines of a UTF-8 file, ended by a line feed alone: other line-like characters may stand inside a sentence."""
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
+        for line in reading.read_lines(Path(path)):
+            yield line.rstrip("\r\n")
+    except (OSError, ValueError) as error:
         raise InputError(
             f"Sentences and alignments are read from UTF-8 text files: {path} is not one ({error})."
         ) from None
@@ -91,7 +91,7 @@ class UnfinishedRun:
             durable = found["durable"]
             run = cls(out, {**found, "layers": layers}, int(durable["lines"]), int(durable["bytes"]))
             run._check(str(durable["sha256"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"The record of a run tells how far it is: {_record_path(out)} does not.") from error
         return run
 
@@ -102,17 +102,18 @@ class UnfinishedRun:
     @contextmanager
     def growing(self) -> Iterator[UnfinishedRun]:
         """Lines may be added while the block runs; when it ends well, the output is whole."""
-        with growing_file(self.part, self._bytes) as self._file:
-            try:
+        with own_file(self.part, "run"):
+            with growing_file(self.part, self._bytes) as self._file:
+                try:
+                    self.save()
+                except BaseException:
+                    if not _record_path(self.out).exists():  # without a record nobody could go on with it
+                        self.part.unlink(missing_ok=True)
+                    raise
+                yield self
                 self.save()
-            except BaseException:
-                if not _record_path(self.out).exists():  # without a record nobody could go on with it
-                    self.part.unlink(missing_ok=True)
-                raise
-            yield self
-            self.save()
-        move_file(self.part, self.out)
-        self._write_record(finished=True)
+            move_file(self.part, self.out)
+            self._write_record(finished=True)
 
     def add(self, line: str) -> None:
         """Add one line."""

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
+from normlens.anatomy.inputs import fresh
 from normlens.anatomy.interface import AttentionCall, answering, in_full_precision, is_standard, run_arguments
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
-from normlens.inputs import fresh
 
 #: Lengths on which a model is read: the first two of them that are no number of its configuration (of heads, say), one
 #: for the source and one for the target, so that nothing coincides.

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from normlens.anatomy.declarations import Declaration
 from normlens.anatomy.description import Anatomy, FeedForward, Gate, Kind, LayerEnd, Place, Site
-from normlens.anatomy.feed_forward import read_feed_forward
+from normlens.anatomy.feed_forward_reading import read_feed_forward
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
 from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
+from normlens.anatomy.output_projection import find_projection
 from normlens.anatomy.pieces import whole_attentions
-from normlens.anatomy.projection import find_projection
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
 from normlens.decompose.steps import Step

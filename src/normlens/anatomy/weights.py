@@ -62,9 +62,11 @@ class StateReader:
         implementation: list[str] = []
         hooks: list[int] = []
         for module in all_modules(self._model):
-            tensors += [t for t in module._parameters.values() if t is not None]
-            tensors += [t for t in module._buffers.values() if t is not None]
-            hooks += [*module._forward_hooks, *module._forward_pre_hooks]
+            held = (*module._parameters.values(), *module._buffers.values())
+            if held:
+                tensors += [t for t in held if t is not None]
+            hooks += module._forward_hooks
+            hooks += module._forward_pre_hooks
             if isinstance(module, PreTrainedModel):
                 implementation.append(str(module.config._attn_implementation))
             if hasattr(module, "lora_A") or hasattr(type(module), "active_adapters"):
@@ -202,11 +204,13 @@ class WeightCache:
     """Prepared weights by site, good for one state of the model; a module that runs twelve times is prepared once."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], SiteWeights] = {}
+        self._of_sites: dict[tuple[torch.dtype, int], tuple[Site, SiteWeights]] = {}
+        self._kept: dict[tuple[Any, ...], SiteWeights] = {}  # by what they are read from: sites may share it
         self._fed: dict[tuple[torch.dtype, int], tuple[FeedForward, FeedForwardWeights]] = {}
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
+        self._of_sites.clear()
         self._kept.clear()
         self._fed.clear()
 
@@ -219,11 +223,15 @@ class WeightCache:
 
     def prepare(self, site: Site, dtype: torch.dtype) -> SiteWeights:
         """The site's weights, from the cache where it has them."""
+        known = self._of_sites.get((dtype, id(site)))
+        if known is not None:  # the site is kept with them, so that no other takes its identity
+            return known[1]
         steps = (*site.inner, "branch", *site.branch, "residual", *site.residual_steps, "norm", site.norm)
         steps = (*steps, "end", end_norm_of(site))
         key = (dtype, site.heads, site.groups, id(site.projection.module), *map(_step_key, steps))
         if key not in self._kept:
             self._kept[key] = SiteWeights.of(site, dtype)
+        self._of_sites[dtype, id(site)] = site, self._kept[key]
         return self._kept[key]
 
 

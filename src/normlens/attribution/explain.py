@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.inputs import rows_of
 from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.attribution.explain_request import AttentionRule, ExplainRequest, Reference
 from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
 from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
-from normlens.attribution.request import AttentionRule, ExplainRequest, Reference
 from normlens.attribution.results import explanation
 from normlens.attribution.solving import knowledge_of, solve
 from normlens.errors import InputError
 from normlens.explanation import Explanation
-from normlens.inputs import rows_of
 from normlens.lens import Lens
 from normlens.text.encoding import EncodedText, Text, as_lists, pad_batch, padding_id
 from normlens.text.tokens import Tokens

@@ -42,7 +42,10 @@ class Chain:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
             like = torch.zeros((), dtype=torch.float64) if self.key is not None else self.source.detach()
             zero = torch.zeros_like(like).requires_grad_()
-            (slope,) = torch.autograd.grad(self.function(zero).sum(), zero)
+            value = self.function(zero).sum()
+            if not value.requires_grad:  # a function by steps
+                return torch.zeros_like(zero)
+            (slope,) = torch.autograd.grad(value, zero)
         return slope
 
 

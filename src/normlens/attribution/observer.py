@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
 from normlens.attribution.operands import mapped, tensors
+from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError, InputError
-from normlens.inputs import sequences_first
 
 
 @dataclass
@@ -273,6 +274,19 @@ class Observer:
         for block in self.blocks:
             block.given = None
 
+    def to_host(self) -> None:
+        """After a backward pass: what it brought, in float64 on the host. A device is waited for once, not at each place."""
+        places: list[Entrance | Block | Crossing] = [*self.entrances, *self.blocks, *self.crossings]
+        with_given = [x for x in places if x.given is not None]
+        with_heads = [attention for attention in self.attentions if attention.heads is not None]
+        given = [x.given for x in with_given] + [attention.heads for attention in with_heads]
+        found = iter(doubles_on_host([x for x in given if x is not None] + [x for _, x in self.constants]))
+        for x in with_given:
+            x.given = next(found)
+        for attention in with_heads:
+            attention.heads = next(found)
+        self.constants = [(place, next(found)) for place, _ in self.constants]
+
     def listen(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
         """Hear the gradient of a tensor when it comes."""
         self._hooks.append(tensor.register_hook(hook))
@@ -366,19 +380,19 @@ class Observer:
         if isinstance(value, Tensor) and value.ndim == 1 and value.numel() == gradient.shape[-1]:
             return self.by_row(gradient.reshape(-1, value.numel()) @ value.to(gradient.dtype), gradient.shape[:-1])
         given = gradient * value
-        if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
-            given = torch.where(gradient == 0, torch.zeros_like(given), given)  # a mask of -inf gets no gradient
+        if isinstance(value, Tensor) and value.ndim > 1:
+            given = given.masked_fill(gradient == 0, 0)  # a mask of -inf gets no gradient
         return self.by_row(given)
 
     def by_row(self, x: Tensor, shape: torch.Size | None = None) -> Tensor:
-        """Sum over all but the rows of the batch."""
+        """Sum over all but the rows of the batch; it stays where it is (see `to_host`)."""
         x = x if shape is None else x.reshape(shape)
         if self.rows == 1:
-            return x.sum().reshape(1).cpu().double()
+            return x.sum().reshape(1)
         if x.ndim and x.shape[0] % self.rows == 0:
-            return x.reshape(self.rows, -1).sum(1).cpu().double()
+            return x.reshape(self.rows, -1).sum(1)
         if x.ndim > 1 and x.shape[1] == self.rows:
-            return x.transpose(0, 1).reshape(self.rows, -1).sum(1).cpu().double()
+            return x.transpose(0, 1).reshape(self.rows, -1).sum(1)
         self.mixed_rows = True
         return torch.full((self.rows,), torch.nan, dtype=torch.float64)
 
@@ -412,7 +426,7 @@ class Observer:
             heads = with_heads(kept.tensor * gradient, self.rows) if by_head else None
             if heads is None:
                 return
-            found.heads = heads.sum((-1, -2)).cpu().double()
+            found.heads = heads.sum((-1, -2))
             if not self.wanted.edges or weights is None:
                 return
             if self.wanted.edges_top is None:
@@ -479,7 +493,7 @@ def _goes_on(shifts: tuple[Place, ...]) -> None:
 
 def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int]) -> Tensor:
     """`x_k · gradient_k` for each row and position."""
-    return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1).cpu().double()
+    return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1)
 
 
 def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
+from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.operands import tensors
 from normlens.errors import InputError
-from normlens.inputs import sequences_first
+from normlens.text.tokens import readable
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
 Output = int | str | None
 #: How a head's logits become probabilities; a regression has none.
 Probability = Literal["softmax", "sigmoid", "none"]
 
+#: Tokens that an error lists with their positions.
+_NAMED = 12
 _MAPPINGS: tuple[tuple[Head, Any], ...] = (
     ("sequence", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
     ("token", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
@@ -277,7 +280,8 @@ class Resolver:
     def _default_position(self, count: int, ids: Sequence[int] | None) -> int:
         if self.head == "token":
             raise InputError(
-                f"a token classifier has an output at each position: pass position=…, one of 0 to {count - 1}"
+                "a token classifier has an output at each position: none was named; pass position=… (--position on the "
+                f"shell), one of 0 to {count - 1}{self._numbered(ids)}"
             )
         if self.head != "masked":
             return count - 1
@@ -289,12 +293,21 @@ class Resolver:
         if not places:
             raise InputError(
                 f"a masked language model is asked at its mask: the text has none; put {token or 'the mask token'} into it, "
-                f"or pass position=…, one of 0 to {count - 1}"
+                f"or pass position=… (--position on the shell), one of 0 to {count - 1}{self._numbered(ids)}"
             )
         raise InputError(
             f"a masked language model is asked at one mask: the text has {len(places)}, at positions "
-            f"{', '.join(map(str, places))}; pass position=…"
+            f"{', '.join(map(str, places))}; pass position=… (--position on the shell)"
         )
+
+    def _numbered(self, ids: Sequence[int] | None) -> str:
+        """The first tokens with their numbers, for somebody who must name one."""
+        if self.tokenizer is None or not ids:
+            return ""
+        found = self.tokenizer.convert_ids_to_tokens(list(ids[:_NAMED]))
+        names = [str(i) if token is None else readable(token) for i, token in zip(ids, found, strict=False)]
+        shown = [f"{n} {name}" for n, name in enumerate(names)]
+        return f" ({', '.join(shown)}{', …' if len(ids) > _NAMED else ''})"
 
 
 def _reads_leftwards(model: nn.Module) -> bool:

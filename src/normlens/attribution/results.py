@@ -11,9 +11,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Resolver, real_positions
-from normlens.attribution.request import ExplainRequest
 from normlens.attribution.solving import Solved
 from normlens.attribution.terms import Terms
 from normlens.errors import InputError

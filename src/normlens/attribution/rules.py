@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from normlens.attribution.affine import Normalized
-from normlens.attribution.attention import attend, fused_attention, multi_head, softmax
+from normlens.attribution.attention_rules import attend, fused_attention, multi_head, softmax
 from normlens.attribution.elementwise import (
     activate,
     chain_of,

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of
+from normlens.anatomy.inputs import fresh
 from normlens.anatomy.interface import autocast_dtype, evaluating, run_arguments
+from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
-from normlens.attribution.proof import Subject, check_edges, check_finite, check_number, check_replay, check_sums
 from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor
-from normlens.attribution.request import ExplainRequest
+from normlens.attribution.term_proof import Subject, check_edges, check_finite, check_number, check_replay, check_sums
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import DecompositionError, InputError, NormlensError
-from normlens.inputs import fresh
 from normlens.lens import Lens
 
 #: Attention implementations whose operations the rules can see; any other is run as the family's eager one.

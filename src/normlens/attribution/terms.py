@@ -15,6 +15,7 @@ from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import Place
 from normlens.attribution.observer import Observer, Replayed, Wanted, by_position
 from normlens.attribution.patches import seen_through
+from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError
 
 #: How far `direct` may be from the number: by the type that the model computes in, since it is added up along the stream.
@@ -172,37 +173,39 @@ class Run:
         tokens: list[Tensor] = []
         for entrance, leaf in observer.leaves:
             gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            entrance.given = by_position(leaf.detach(), gradient, entrance.axes).cpu()
+            entrance.given = by_position(leaf.detach(), gradient, entrance.axes)
+        observer.to_host()
+        for entrance, _ in observer.leaves:
+            assert entrance.given is not None, "the entrance of a stack was read above"
             tokens.append(entrance.given.clone())
         looked_up: list[tuple[int, Tensor]] = []
         for lookup in observer.lookups:
             if lookup.leaf.grad is not None and lookup.side < len(tokens):
-                given = by_position(lookup.leaf.detach(), lookup.leaf.grad, (0, 1)).cpu()
+                given = by_position(lookup.leaf.detach(), lookup.leaf.grad, (0, 1)).cpu().double()
                 _add_positions(tokens[lookup.side], given)
                 looked_up.append((lookup.layer, given.sum(1)))
         absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
         constants: dict[tuple[int, int, str], Tensor] = {}
         for place, given in observer.constants:
-            given = given.cpu()
             absolute = absolute + given.abs()
             where = self._where(place)
             constants[where] = constants.get(where, zero) + given
         cuts = []
         for entrance in observer.entrances:
-            states = zero.unsqueeze(1) if entrance.given is None else entrance.given.cpu()
+            states = zero.unsqueeze(1) if entrance.given is None else entrance.given
             total = states.sum(1)
             for other, _ in observer.leaves:
                 if other.layer > entrance.layer and other.given is not None:
                     total = total + other.given.sum(1)
             for place, given in observer.constants:
                 if place.layer >= entrance.layer:
-                    total = total + given.cpu()
+                    total = total + given
             for layer, given in looked_up:
                 if layer >= entrance.layer:
                     total = total + given
             for crossing in observer.crossings:
                 if crossing.born < entrance.layer <= crossing.layer:
-                    total = total + crossing.given.cpu()
+                    total = total + crossing.given
             cuts.append(Cut(entrance.stack, entrance.number, states, total))
         terms = Terms(value, tokens, cuts, constants, absolute, self._words(tokens))
         self._collect_blocks(terms)
@@ -234,7 +237,7 @@ class Run:
                 if gradient is not None:
                     exact = torch.promote_types(lookup.table.dtype, torch.float32)
                     average = lookup.table.detach().mean(0, dtype=exact).to(lookup.leaf)
-                    _add_positions(given, by_position(lookup.leaf.detach() - average, gradient, (0, 1)).cpu())
+                    _add_positions(given, by_position(lookup.leaf.detach() - average, gradient, (0, 1)).cpu().double())
             # A position that gives nothing (padding) has no word, though a neighbour may have been made with it.
             found.append(torch.where(tokens[side] == 0, 0.0, given) if reached else None)
         observer.constants, observer.crossings = heard
@@ -283,26 +286,31 @@ class Run:
         for leaf in wanted:
             leaf.grad = None
         torch.autograd.backward(last.shadow, last.gradient, inputs=wanted, retain_graph=True)
-        rows = observer.rows
-        found = torch.zeros(rows, dtype=torch.float64)
-        if start is not None and start.grad is not None:
-            terms.direct_entrance = by_position(start.detach(), start.grad, observer.entrances[-1].axes).cpu()
-            found = found + terms.direct_entrance.sum(1)
-        for block in observer.blocks:
-            if block.leaf is None or block.leaf.grad is None:
-                continue
-            whole = observer.by_row(block.leaf.detach() * block.leaf.grad).cpu()
-            found = found + whole
-            where = (*self._site(block.layer), block.kind)
-            _add(terms.direct, where, self._direct_heads(block, whole))
+        zero = torch.zeros(observer.rows, dtype=torch.float64)
         # What is added along the stream belongs to no input, and so does what the head adds after it.
-        biases = torch.zeros(rows, dtype=torch.float64)
-        for leaf in observer.shadow_constants:
-            if leaf.grad is not None:
-                biases = biases + observer.by_row(leaf.detach() * leaf.grad).cpu()
-        for place, given in observer.constants:
-            if place.blocks == len(observer.blocks):
-                biases = biases + given.cpu()
+        biases = sum((given for place, given in observer.constants if place.blocks == len(observer.blocks)), zero)
+        blocks = [block for block in observer.blocks if block.leaf is not None and block.leaf.grad is not None]
+        wholes = [self._along_stream(block.leaf) for block in blocks]
+        heads = [self._direct_heads(block) for block in blocks]
+        added = [self._along_stream(leaf) for leaf in observer.shadow_constants if leaf.grad is not None]
+        entered = []
+        if start is not None and start.grad is not None:
+            entered.append(by_position(start.detach(), start.grad, observer.entrances[-1].axes))
+        home = iter(doubles_on_host([*entered, *added, *wholes, *(given for given in heads if given is not None)]))
+        found = zero
+        for _ in entered:
+            terms.direct_entrance = next(home)
+            found = found + terms.direct_entrance.sum(1)
+        biases = sum((next(home) for _ in added), biases)
+        wholes = [next(home) for _ in wholes]
+        for block, whole, by_head in zip(blocks, wholes, heads, strict=True):
+            # Head 0: what no head gave, such as the output's bias; then each head.
+            each = whole.unsqueeze(1)
+            if by_head is not None:
+                given = next(home)
+                each = torch.cat([(whole - given.sum(1)).unsqueeze(1), given], 1)
+            _add(terms.direct, (*self._site(block.layer), block.kind), each)
+            found = found + whole
         terms.direct_biases = biases
         gap = (found + biases - terms.value).abs() / terms.absolute.clamp_min(torch.finfo(torch.float64).tiny)
         if not bool(
@@ -310,27 +318,29 @@ class Run:
         ):  # a stream of another kind: nothing rather than a wrong number
             terms.direct, terms.direct_entrance, terms.direct_biases = {}, None, None
 
-    def _direct_heads(self, block: Any, whole: Tensor) -> Tensor:
-        """Head 0: what no head gave, such as the output's bias; then each head."""
+    def _along_stream(self, leaf: Tensor | None) -> Tensor:
+        """Row: what a leaf of the stream without branches gave."""
+        assert leaf is not None and leaf.grad is not None, "leaves without a gradient were left out"
+        return self.observer.by_row(leaf.detach() * leaf.grad)
+
+    def _direct_heads(self, block: Any) -> Tensor | None:
+        """What each head of a block gave (row head); None where it has no heads that can be told apart."""
         outputs = [
             a.output
             for a in self.observer.attentions
             if a.layer == block.layer and a.kind == block.kind and a.by_head and a.output.requires_grad
         ]
         if not outputs or block.kind not in ("attention", "cross_attention") or not block.output.requires_grad:
-            return whole.unsqueeze(1)
+            return None
         gradients = torch.autograd.grad(block.output, outputs, block.leaf.grad, retain_graph=True, allow_unused=True)
         heads = None
         for output, gradient in zip(outputs, gradients, strict=True):
             if gradient is not None:
                 given = with_heads(output.detach() * gradient, self.observer.rows)
                 if given is None:
-                    return whole.unsqueeze(1)
-                given = given.sum((-1, -2)).cpu().double()
-                heads = given if heads is None else heads + given
-        if heads is None:
-            return whole.unsqueeze(1)
-        return torch.cat([(whole - heads.sum(1)).unsqueeze(1), heads], 1)
+                    return None
+                heads = given.sum((-1, -2)) if heads is None else heads + given.sum((-1, -2))
+        return heads
 
     # ---- forwards once more ----------------------------------------------------------------------------------------
 

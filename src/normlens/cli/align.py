@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -13,11 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from normlens.cli import line_output
-from normlens.cli.line_output import check_output, count_lines, input_record, is_stream, layers_option, opened
-from normlens.cli.options import OverwriteOption, open_lens
-from normlens.cli.terminal import progress_bar
+from normlens.cli.line_output import (
+    check_output,
+    check_sentences,
+    count_lines,
+    input_record,
+    is_stream,
+    layers_option,
+    opened,
+)
+from normlens.cli.options import OverwriteOption, model_files, open_lens
+from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
@@ -103,24 +109,17 @@ def align(
     """
     if resume and out is None:
         raise InputError("resuming needs the file to go on with: give --out with --resume")
-    if save_choice is not None and not overwrite:
-        refuse_existing(save_choice, "pass --overwrite to replace it")
     if save_choice is not None and not (source.is_file() and target.is_file()):
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if reverse_links is not None and symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
-    for path in (source, target):
-        if not path.exists():
-            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
-
-    inputs_given = [path for path in (source, target, reverse_links, gold) if path is not None]
-    check_output(out, inputs_given, resume, overwrite)
+    check_sentences(source, target)
+    read_here = [path for path in (source, target, reverse_links, gold, layers_from) if path is not None]
+    read_here += model_files(model, reverse_model)
+    beside = [path for path in (page, save_choice) if path is not None]
+    check_output(out, read_here, resume, overwrite, beside)
     if page is None and (gold is not None or page_line != 1):
         raise InputError("reference links and the number of a pair belong to a page: give --page with them")
-    if page is not None:
-        refuse_input(page, inputs_given)
-        if not overwrite:
-            refuse_existing(page, "pass --overwrite to replace it")
     shown = None if page is None else _shown_pair(source, target, page_line)
     reference = None if gold is None else _reference(gold, gold_one_based, page_line)
 
@@ -168,18 +167,19 @@ def align(
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
         aligner.layers = dict(run.record["layers"])
         if run.is_whole():
-            print(f"normlens: {out} is whole already", file=sys.stderr)
+            say(f"normlens: {out} is whole already")
             _write_page(aligner, page, shown, reference)
             return
     else:
         if first_pairs and not aligner.layers:
             aligner.choose_layers(first_pairs)
         if out is not None and not is_stream(out):
+            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
             run = UnfinishedRun(out, {**aligner.record(), **about})
     if save_choice is not None:
         aligner.choice().write(save_choice)
     for name, agreement in aligner.agreements.items():
-        print(f"{name}:\n{agreement.table(aligner.choices.setting)}", file=sys.stderr)
+        say(f"{name}:\n{agreement.table(aligner.choices.setting)}")
 
     shown_scores: Literal["", "scores", "confidences"] = "confidences" if confidence else "scores" if scores else ""
     problems: Counter[str] = Counter()
@@ -192,15 +192,15 @@ def align(
             write(_line(pair, one_based, talp, shown_scores, as_json))
             if pair.problem:
                 problems[pair.problem] += 1
-                print(f"normlens: line {number} has no links: {pair.problem}", file=sys.stderr)
+                say(f"normlens: line {number} has no links: {pair.problem}")
             if total is not None:
                 progress(number, total)
         if run is not None and not run.record["layers"]:
             run.record = {**run.record, **aligner.record()}  # a pipe's layers are known only now
     if problems:
-        print(f"normlens: {sum(problems.values())} pairs were left without links", file=sys.stderr)
+        say(f"normlens: {sum(problems.values())} pairs were left without links")
     _write_page(aligner, page, shown, reference)
-    print(aligner.signature(), file=sys.stderr)
+    say(aligner.signature())
 
 
 def _in_windows(
@@ -246,7 +246,7 @@ def _reference(gold: Path, one_based: bool, number: int) -> Annotation:
 
 def _write_page(aligner: Aligner, page: Path | None, pair: tuple[str, str] | None, gold: Annotation | None) -> None:
     if page is not None and pair is not None:
-        print(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}", file=sys.stderr)
+        say(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}")
 
 
 def _line(

@@ -10,7 +10,7 @@ import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.files.writing import refuse_existing, refuse_input, whole_files, writable_folder, write_table
+from normlens.files.writing import check_outputs, is_there, refuse_input, whole_files, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,13 +89,12 @@ def _announce(lens: Lens, measures: list[str], text: str, pair: str | None) -> N
 
 def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     """Refuse, before any work is done, a place where the results must not go."""
-    result = folder / _RESULT
-    refuse_input(folder, [Path(model)] if model else [])
-    if not overwrite or (result.exists() and not (result / "zarr.json").exists()):
-        refuse_existing(result, "pass --overwrite to replace a saved analysis")
-    if not overwrite:
-        refuse_existing(folder / _TABLE, _REMEDY)
-    writable_folder(folder)
+    result, inputs = folder / _RESULT, [Path(model)] if model else []
+    refuse_input(folder, inputs)
+    saved = is_there(result / "zarr.json")
+    remedy = "pass --overwrite to replace a saved analysis"
+    check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[result])
+    check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
 
 
 def print_tables(analysis: Analysis) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import JsonOption, OverwriteOption, open_lens
-from normlens.cli.reproduce import check_report_folder, pass_bars, print_table
+from normlens.cli.options import JsonOption, OverwriteOption, model_files, open_lens
+from normlens.cli.reproduce import pass_bars, print_table, report_folder
 from normlens.cli.terminal import console, print_json
 from normlens.errors import InputError
 
@@ -40,11 +40,12 @@ def compare(
     """Set mixing ratios, expansion rates and category shares of several encoders side by side."""
     if len(models) < 2:
         raise InputError(f"a comparison needs at least two models: got {len(models)}; `reproduce` reports on one")
-    check_report_folder(out, "compare", data or (), overwrite)
     from normlens.experiments import comparison
-    from normlens.experiments.encoder_study import EncoderStudy
+    from normlens.experiments.encoder_study import EncoderStudy, check_data, check_definition
 
-    with pass_bars() as move:
+    check_definition(definition)
+    check_data(data or ())
+    with report_folder(out, "compare", [*(data or ()), *model_files(*models)], overwrite), pass_bars() as move:
 
         def study_of(model: str) -> EncoderStudy:
             place = models.index(model) + 1
@@ -63,7 +64,7 @@ def compare(
             )
 
         outcome = comparison.compare(models, study_of)
-    report = outcome.write(out)
+        report = outcome.write(out)
     if as_json:
         print_json(outcome.to_dict())
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, open_lens
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars
 from normlens.errors import InputError
 
@@ -92,7 +92,9 @@ def corpus(
 
     rules, folder = _rules(category), path_of(out)
     check_sources(source, folder)  # all this before a model is loaded
-    RunFolder(folder).check(named_paths(source), overwrite=overwrite)
+    read = [*named_paths(source), *model_files(model)]
+    read += [] if frequency in (None, "corpus") else [path_of(frequency)]
+    RunFolder(folder).check(read, overwrite=overwrite)
     lens = open_lens(model, gguf_file)
     with _bar() as progress:
         result = lens.corpus(

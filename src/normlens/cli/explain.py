@@ -12,7 +12,7 @@ import typer
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
 from normlens.cli.terminal import console, print_json, progress_bar, show, visible
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input, writable_folder
+from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,10 +93,10 @@ def explain(
 
 def _check_place(folder: Path, model: str | None, overwrite: bool) -> None:
     """Refuse, before any work is done, a place where the result must not go."""
-    refuse_input(folder, [Path(model)] if model else [])
-    if not overwrite or (folder.exists() and not (folder / "zarr.json").exists()):
-        refuse_existing(folder, "pass --overwrite to replace a saved explanation")
-    writable_folder(folder.parent)
+    saved = is_there(folder / "zarr.json")
+    inputs = [Path(model)] if model else []
+    remedy = "pass --overwrite to replace a saved explanation"
+    check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[folder])
 
 
 # ---- on the terminal -------------------------------------------------------------------------------------------------

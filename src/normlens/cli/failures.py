@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
@@ -24,11 +25,19 @@ from typing import Any, TextIO, cast
 
 import typer
 
-from normlens.cli.terminal import visible
+from normlens.cli.terminal import let_go, say, visible
 from normlens.errors import InputError, NormlensError
 from normlens.files.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
+
+#: PyTorch, oneDNN and threads have words for a want of memory, and no type.
+_NO_ROOM = "allocate memory|out of memory|can't start new thread|could not create a primitive$"
+
+_NO_MEMORY = (
+    "there must be room in memory for this: there was not enough; use a smaller model, a shorter text, fewer measures or "
+    "smaller batches, or end other programs"
+)
 
 #: The base of what typer raises where a command line is wrong; it has no public name.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -52,19 +61,25 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _end(INTERRUPTED, f"interrupted; {after_interruption}")
     except Exception as error:
+        if _lacks_memory(error):
+            return _end(WRONG, _NO_MEMORY)
         return _end(UNFORESEEN, _unforeseen(error))
 
 
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it comes from, is a want of memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, RuntimeError) and re.search(_NO_ROOM, str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _end(code: int, sentence: str) -> int:
-    _complain(f"normlens: {' '.join(visible(sentence).split())}")
+    say(f"normlens: {' '.join(visible(sentence).split())}")
     return code
-
-
-def _complain(text: str) -> None:
-    """Print to standard error; where that is closed or full, the exit code alone has to speak."""
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)
 
 
 def _usage(error: Any) -> str:
@@ -84,7 +99,7 @@ def _unforeseen(error: Exception) -> str:
         except NormlensError:
             continue
         return f"an error that should not happen ({what[:300]}); please report it with the log file {log}"
-    _complain(report)  # nowhere to write: better on the screen than lost
+    say(report)  # nowhere to write: better on the screen than lost
     return f"an error that should not happen ({what[:300]}); please report it with the lines above"
 
 
@@ -181,7 +196,7 @@ class _GuardedOutput:
         try:
             yield
         except OSError as error:
-            _let_go(self._stream)
+            let_go(self._stream)
             if error.errno == errno.EPIPE:
                 raise InputError(
                     "standard output must stay open until all is written: whoever read it has stopped reading"
@@ -189,11 +204,3 @@ class _GuardedOutput:
             raise InputError(
                 f"standard output must be writable: it is not ({error.strerror or error}); make room, or send it elsewhere"
             ) from error
-
-
-def _let_go(stream: TextIO | None) -> None:
-    """Point a broken stream to nowhere, so that the interpreter does not fail on what is left in it when it ends."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, cast(TextIO, stream).fileno())
-        os.close(nowhere)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input, writable_folder
+from normlens.files.bounded_reading import read_text
+from normlens.files.writing import check_outputs, is_there, own_folder
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study
@@ -55,47 +58,65 @@ def faithful(
         )
     folder = Path("faithful") if out is None else out
     files = [*(evidence or ()), *(texts or ())]
-    _check_folder(folder, files, overwrite)
     _check_names(method, protocol, taken)
-    from normlens.faithfulness.report import write_report
+    _check_files(files, evidence=bool(evidence))
     from normlens.faithfulness.samples import read_evidence, read_texts
     from normlens.faithfulness.studies import study
+    from normlens.faithfulness.study_report import write_report
 
-    lens = open_lens(model, gguf_file)
-    options: Any = {"limit": limit, "skip": skip, "seed": seed}
-    if evidence:
-        samples = [read_evidence(lens, path, **options) for path in files]
-    else:
-        samples = [read_texts(lens, path, longest=longest, **options) for path in files]
-    with progress_bars() as move:
-        found = study(
-            lens,
-            samples,
-            methods=method or None,
-            protocols=protocol or None,
-            how=taken,  # type: ignore[arg-type]
-            folder=folder,
-            progress=lambda label, done, total: move(label, done, total),
-        )
-    report = write_report(found, folder)
+    with _folder(folder, [*files, *model_files(model)], overwrite):
+        lens = open_lens(model, gguf_file)
+        options: Any = {"limit": limit, "skip": skip, "seed": seed}
+        if evidence:
+            samples = [read_evidence(lens, path, **options) for path in files]
+        else:
+            samples = [read_texts(lens, path, longest=longest, **options) for path in files]
+        with progress_bars() as move:
+            found = study(
+                lens,
+                samples,
+                methods=method or None,
+                protocols=protocol or None,
+                how=taken,  # type: ignore[arg-type]
+                folder=folder,
+                progress=lambda label, done, total: move(label, done, total),
+            )
+        report = write_report(found, folder)
     if as_json:
         print_json(found.to_dict())
     else:
         _print(found, report)
 
 
-def _check_folder(folder: Path, inputs: list[Path], overwrite: bool) -> None:
-    """Refuse, before any work is done, a folder that holds something else; a study goes on in its own folder."""
-    for path in (folder / "report.html", folder / "results.json"):
-        refuse_input(path, inputs)
-        if not overwrite and not _is_study(folder / "results.json"):
-            refuse_existing(path, "pass --overwrite to replace it")
-    writable_folder(folder)
+@contextmanager
+def _folder(folder: Path, inputs: list[Path], overwrite: bool) -> Iterator[None]:
+    """The folder of a study, for this run alone; a study goes on in its own one, and replaces nothing else's."""
+    from normlens.faithfulness.studies import SCORES
+    from normlens.faithfulness.study_report import FILES, RESULTS
+
+    check_outputs(
+        [folder / name for name in FILES],
+        inputs,
+        replace=overwrite or _is_study(folder / RESULTS),
+        remedy="pass --overwrite to replace it",
+    )
+    check_outputs([], inputs, replace=True, remedy="", folders=[folder / SCORES])  # kept from before: that is its use
+    with own_folder(folder, "study"):
+        yield
+
+
+def _check_files(paths: list[Path], *, evidence: bool) -> None:
+    """What is wrong with a file is said before a model is loaded."""
+    from normlens.faithfulness.samples import read_lines, read_rows
+
+    for path in paths:
+        if not is_there(path) or path.is_file():  # a pipe is read once
+            _ = read_rows(path) if evidence else read_lines(path)
 
 
 def _is_study(path: Path) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("experiment") == "faithful"
@@ -117,8 +138,8 @@ def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: 
 def _print(study: Study, report: Path) -> None:
     from rich.table import Table
 
-    from normlens.faithfulness.published import beside
-    from normlens.faithfulness.report import cell
+    from normlens.faithfulness.published_scores import beside
+    from normlens.faithfulness.study_report import cell
     from normlens.faithfulness.verdicts import verdict
 
     screen = console()

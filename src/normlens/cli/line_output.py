@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
-from normlens.files.writing import growing_file, refuse_existing, refuse_input
+from normlens.files.writing import check_outputs, growing_file, is_there
 
 if TYPE_CHECKING:
     from normlens.alignment.parallel_files import UnfinishedRun
@@ -21,21 +21,36 @@ WINDOW = 64
 SAVE_EVERY = 5.0
 
 
-def check_output(out: Path | None, inputs: list[Path], resume: bool, overwrite: bool) -> None:
-    """Refuse, before anything is opened for writing, an output that is an input or that nobody said to replace."""
+def check_output(
+    out: Path | None, inputs: list[Path], resume: bool, overwrite: bool, beside: Sequence[Path] = ()
+) -> None:
+    """Refuse, before anything is opened for writing, outputs that are inputs or that nobody said to replace.
+
+    `beside` are files that are written whole, beside the lines.
+    """
     from normlens.alignment.parallel_files import files_of_run
 
-    if out is None or is_stream(out):
-        return
-    for path in files_of_run(out):
-        refuse_input(path, inputs)
-        if not resume and not overwrite:
-            refuse_existing(path, "pass --resume to go on with it, or --overwrite to replace it")
+    lines = [] if out is None or is_stream(out) else files_of_run(out)
+    asked = "pass --resume to go on with it, or --overwrite to replace it"
+    check_outputs(lines, inputs, replace=resume or overwrite, remedy=asked)
+    if lines and not lines[0].parent.is_dir():
+        raise InputError(f"lines are written to a file in an existing folder: {out} is not one; check --out")
+    check_outputs(beside, inputs, replace=overwrite, remedy="pass --overwrite to replace it")
+    for path in beside:
+        if path.resolve() in [line.resolve() for line in lines]:
+            raise InputError(f"every output has a place of its own: {path} is named twice; choose another path")
+
+
+def check_sentences(*paths: Path) -> None:
+    """Refuse sentences that are not there."""
+    for path in paths:
+        if not is_there(path):
+            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
 
 
 def is_stream(path: Path) -> bool:
     """A pipe or a device, such as /dev/stdout: nothing is lost by writing to it."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    return is_there(path) and not path.is_file() and not path.is_dir()
 
 
 def input_record(path: Path) -> dict[str, str | None]:

@@ -11,6 +11,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from normlens.cli.failures import WRONG, exit_code
 from normlens.cli.terminal import show
+from normlens.errors import InputError
 
 _AGAIN = "run the same command again to start over"
 _KEPT = "what is finished is kept, and the same command goes on from there"
@@ -52,8 +54,17 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     command = typer.main.get_command(build())
+    _check_current_folder()
     with command.make_context("normlens", list(arguments)) as context:
         command.invoke(context)
+
+
+def _check_current_folder() -> None:
+    """Relative paths mean nothing in a folder that is gone, and other people's code raises whatever it likes there."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise InputError("a command runs in a folder that exists: this one was removed; change to another") from error
 
 
 def build() -> typer.Typer:

@@ -7,7 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,15 @@ GgufOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is already at the output's place.")]
+
+
+def model_files(*models: str | None) -> list[Path]:
+    """The files of those models that are folders here: inputs like any other."""
+    found: list[Path] = []
+    for model in models:
+        with suppress(OSError):  # the name of a model elsewhere
+            found += [path for path in Path(model).iterdir() if path.is_file()] if model else []
+    return found
 
 
 def open_lens(model: str | None, gguf_file: str | None = None, device: str | None = None) -> Lens:

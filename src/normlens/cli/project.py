@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.cli import line_output
-from normlens.cli.line_output import check_output, input_record, is_stream, layers_option, opened
-from normlens.cli.options import OverwriteOption, open_lens
-from normlens.cli.terminal import progress_bar
+from normlens.cli.line_output import check_output, check_sentences, input_record, is_stream, layers_option, opened
+from normlens.cli.options import OverwriteOption, model_files, open_lens
+from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
 from normlens.files.writing import refuse_existing, refuse_input
 
@@ -73,14 +72,13 @@ def project(
     if target is None and not translate and form != "json":
         raise InputError("marks are carried into a translation: give it with --target, or let the model --translate")
     given = [path for path in (source, target) if path is not None]
-    for path in given:
-        if not path.exists():
-            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
-    check_output(out, given, resume, overwrite)
+    check_sentences(*given)
+    read_here = [*given, *([] if layers_from is None else [layers_from]), *model_files(model, reverse_model)]
+    check_output(out, read_here, resume, overwrite)
     if page is None and page_line != 1:
         raise InputError("the number of a sentence belongs to a page: give --page with it")
     if page is not None:
-        refuse_input(page, given)
+        refuse_input(page, read_here)
         if not overwrite:
             refuse_existing(page, "pass --overwrite to replace it")
 
@@ -122,7 +120,7 @@ def project(
         run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
         aligner.layers = dict(run.record["layers"])
         if run.is_whole():
-            print(f"normlens: {out} is whole already", file=sys.stderr)
+            say(f"normlens: {out} is whole already")
             _write_page(aligner, page, shown, translator, rule, pieces)
             return
     else:
@@ -130,6 +128,7 @@ def project(
         if not aligner.layers:
             _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
         if out is not None and not is_stream(out):
+            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
             run = UnfinishedRun(out, {**aligner.record(), **about})
 
     skip = run.lines if run is not None else 0
@@ -140,15 +139,15 @@ def project(
             marks += len(item.marks)
             lost += len(found.unplaced)
             if found.problem:
-                print(f"normlens: sentence {number} is written without marks: {found.problem}", file=sys.stderr)
+                say(f"normlens: sentence {number} is written without marks: {found.problem}")
             elif found.unplaced:
-                print(f"normlens: sentence {number}: no place for {_named(found.unplaced, item)}", file=sys.stderr)
+                say(f"normlens: sentence {number}: no place for {_named(found.unplaced, item)}")
             if items.total is not None:
                 progress(number, items.total)
     if lost:
-        print(f"normlens: {lost} of {marks} marks had no place", file=sys.stderr)
+        say(f"normlens: {lost} of {marks} marks had no place")
     _write_page(aligner, page, shown, translator, rule, pieces)
-    print(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}", file=sys.stderr)
+    say(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}")
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _write_page(
         return
     (item,) = _translated([item], translator, 0)
     path = aligner.save_html(page, item.texts, item.target or "", words=rule, pieces=pieces)  # type: ignore[arg-type]
-    print(f"normlens: wrote {path}", file=sys.stderr)
+    say(f"normlens: wrote {path}")
 
 
 def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | None, rule: str) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input, writable_folder
+from normlens.files.bounded_reading import read_text
+from normlens.files.writing import check_outputs, own_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,15 +84,16 @@ def reproduce(
     folder = out if out is not None else Path("reproduce") / name
     others = _others(other or [], swapped=False) | _others(other_swapped or [], swapped=True)
     given = (*(data or ()), frequency, source, target, gold, *(path for path, _ in others.values()))
-    check_report_folder(folder, name, [path for path in given if path is not None], overwrite)
+    read = [path for path in given if path is not None]
     if chosen.kind == "translation":
         if model is None or source is None or target is None or gold is None:
             needed = {"model": model, "source": source, "target": target, "gold": gold}
             missing = ", ".join(f"--{option}" for option, value in needed.items() if value is None)
             raise InputError(f"the translation experiment needs a model and gold alignments: give {missing}")
-        from normlens.experiments.translation_study import TranslationStudy
+        from normlens.experiments.translation_study import TranslationStudy, check_files
 
-        with progress_bar("pairs") as progress:
+        check_files(source, target, gold, others, gradient or (), limit)
+        with report_folder(folder, name, [*read, *model_files(model)], overwrite), progress_bar("pairs") as progress:
             pairs_study = TranslationStudy(
                 open_lens(model),
                 source,
@@ -107,56 +109,67 @@ def reproduce(
                 progress=progress,
             )
             outcome: Outcome = chosen.load().run(pairs_study)
-    elif chosen.kind == "layers":
-        from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
-
-        lens, most, longest = open_lens(model), limit or LIMIT, max_length or LENGTH
-        note(estimate(most, longest))
-        with progress_bar("sequences") as progress:
-            outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
+            report = outcome.write(folder)
     else:
-        from normlens.experiments.encoder_study import LENGTH as PAPERS_LENGTH
-        from normlens.experiments.encoder_study import EncoderStudy
+        from normlens.experiments.encoder_study import check_data, check_definition
 
-        with pass_bars() as move:
-            study = EncoderStudy(
-                open_lens(model),
-                folder,
-                tuple(data or ()),
-                frequency,
-                definition,  # type: ignore[arg-type]
-                992 if limit is None else limit,
-                PAPERS_LENGTH if max_length is None else max_length,
-                pairs,
-                seed=seed,
-                batch_size=batch_size,
-                workers=workers,
-                fresh=fresh,
-                progress=move,
-            )
-            outcome = chosen.load().run(study)
-    report = outcome.write(folder)
+        check_definition(definition)
+        check_data(read)
+        with report_folder(folder, name, [*read, *model_files(model)], overwrite):
+            if chosen.kind == "layers":
+                from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
+
+                lens, most, longest = open_lens(model), limit or LIMIT, max_length or LENGTH
+                note(estimate(most, longest, lens.anatomy.kinds[0]))
+                with progress_bar("sequences") as progress:
+                    outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
+            else:
+                from normlens.experiments.encoder_study import LENGTH as PAPERS_LENGTH
+                from normlens.experiments.encoder_study import EncoderStudy
+
+                with pass_bars() as move:
+                    study = EncoderStudy(
+                        open_lens(model),
+                        folder,
+                        tuple(data or ()),
+                        frequency,
+                        definition,  # type: ignore[arg-type]
+                        992 if limit is None else limit,
+                        PAPERS_LENGTH if max_length is None else max_length,
+                        pairs,
+                        seed=seed,
+                        batch_size=batch_size,
+                        workers=workers,
+                        fresh=fresh,
+                        progress=move,
+                    )
+                    outcome = chosen.load().run(study)
+            report = outcome.write(folder)
     if as_json:
         print_json(outcome.to_dict())
     else:
         _print(console(), outcome, report)
 
 
-def check_report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwrite: bool) -> None:
-    """Refuse, before any work is done, a folder that holds something else; an experiment goes on in its own folder."""
-    from normlens.experiments.outcome import REPORT, RESULTS
+@contextmanager
+def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwrite: bool) -> Iterator[None]:
+    """The folder of a report, for this run alone; an experiment goes on in its own one, and replaces nothing else's."""
+    from normlens.experiments.outcome import FIGURES, REPORT, RESULTS, TABLES
 
-    inputs = list(inputs)
-    for path in (folder / REPORT, folder / RESULTS):
-        refuse_input(path, inputs)
-        if not overwrite and not _is_results(folder / RESULTS, experiment):
-            refuse_existing(path, "pass --overwrite to replace it")
-    writable_folder(folder)
+    check_outputs(
+        [folder / REPORT, folder / RESULTS],
+        inputs,
+        replace=overwrite or _is_results(folder / RESULTS, experiment),
+        remedy="pass --overwrite to replace it",
+        folders=[folder / FIGURES, folder / TABLES],
+    )
+    with own_folder(folder, "experiment"):
+        yield
 
 
 def _is_results(path: Path, experiment: str) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("experiment") == experiment

@@ -7,11 +7,12 @@ names, categories and tokens may hold all of these, so the console made here rea
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +35,30 @@ def show(line: str) -> None:
     print(visible(line))
 
 
+def say(line: str) -> None:
+    """One line, or several, on standard error: what a command tells beside its output.
+
+    Where standard error is closed, full or broken, nobody hears it: the exit code alone has to speak.
+    """
+    if sys.stderr is None:
+        return
+    try:
+        print(visible(line), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        let_go(sys.stderr)
+
+
+def let_go(stream: TextIO | None) -> None:
+    """Point a broken stream to nowhere, so that the interpreter does not fail on what is left in it when it ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, cast(TextIO, stream).fileno())
+        os.close(nowhere)
+
+
 def note(text: str) -> None:
     """Something that the user should know and need not act on, on standard error."""
-    print(f"normlens: note: {visible(text)}", file=sys.stderr)
+    say(f"normlens: note: {text}")
 
 
 def print_json(document: Any, *, indent: int | None = 1) -> None:

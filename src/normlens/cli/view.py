@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input
+from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from normlens.analysis import Analysis
@@ -48,7 +48,7 @@ def view(
     chosen = _span(span)
     run = Path(text)
     is_run = _is_run(run)
-    _check_file(out, run if is_run else None, overwrite)
+    _check_file(out, [run] if is_run else model_files(model), overwrite)
     if is_run:
         if model or pair or target or generate or gguf_file:
             raise InputError(
@@ -133,17 +133,12 @@ def _span(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def _check_file(path: Path, run: Path | None, overwrite: bool) -> None:
+def _check_file(path: Path, inputs: list[Path], overwrite: bool) -> None:
     """Refuse, before any work is done, a place that cannot be written or that holds something else."""
-    try:
-        usable = path.parent.is_dir() and not path.is_dir()
-    except OSError:  # too long for a path
-        usable = False
-    if not usable:
+    if not (is_there(path.parent) and path.parent.is_dir()) or (is_there(path) and path.is_dir()):
         raise InputError(f"a page is written to a file in an existing folder: {path} is not one; check --out")
-    refuse_input(path, [run] if run else [])
-    if not overwrite and not (path == DEFAULT_FILE and _is_page(path)):
-        refuse_existing(path, "pass --overwrite to replace it")
+    ours = path == DEFAULT_FILE and _is_page(path)
+    check_outputs([path], inputs, replace=overwrite or ours, remedy="pass --overwrite to replace it")
 
 
 def _is_page(path: Path) -> bool:

@@ -7,6 +7,7 @@ slope, to about 4e-8; in double precision, and where an activation has weights o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from itertools import pairwise
@@ -80,10 +81,10 @@ def _table(act: Activation, key: Hashable, device: torch.device) -> tuple[Tensor
 def slope_of(z: Tensor, value: Tensor, zero: Tensor | None, slope_at_zero: Any) -> Tensor:
     """`(value - zero) / z`, where `z` is zero the derivative there (a number, or a function that finds it)."""
     slope = (value if zero is None else value - zero) / z
-    at_zero = z == 0
-    if bool(at_zero.any()):
+    # A sum is cheaper than a look at each number, and none with 0 / 0 in it is finite. Elsewhere asking costs more than it.
+    if z.device.type != "cpu" or not math.isfinite(float(slope.sum())):
         derivative = slope_at_zero() if callable(slope_at_zero) else slope_at_zero
-        slope = torch.where(at_zero, torch.as_tensor(derivative, dtype=slope.dtype, device=slope.device), slope)
+        slope = torch.where(z == 0, torch.as_tensor(derivative, dtype=slope.dtype, device=slope.device), slope)
     return slope
 
 

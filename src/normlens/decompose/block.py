@@ -234,7 +234,7 @@ class Block:
         residual = t.residual if stage == "res" else self._after_norm(t.residual)
         return self._after_end(residual) if stage == "enc" else residual
 
-    @property
+    @cached_property
     def output(self) -> Float[Tensor, "batch query model"]:
         """What the attention block gave, as the model computed it; a branch beside attention is not part of it."""
         t = self.tensors

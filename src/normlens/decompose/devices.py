@@ -53,6 +53,19 @@ def on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, ends[:-1]), tensors, strict=True)]
 
 
+def doubles_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers in float64 on the host, in one copy and one wait for each device and dtype."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for n, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(n)
+    found = list(tensors)
+    for numbers in alike.values():
+        flat = torch.cat([tensors[n].reshape(-1) for n in numbers]).cpu().double()
+        for n, part in zip(numbers, flat.split([tensors[n].numel() for n in numbers]), strict=True):
+            found[n] = part.view(tensors[n].shape)
+    return found
+
+
 def picked(tensors: Sequence[Tensor], *places: Sequence[int]) -> Sequence[Tensor]:
     """`tensor[places]` of tensors of one shape, for a handful of places that the host knows: no index is sent."""
     if tensors and tensors[0].device.type == "cpu":

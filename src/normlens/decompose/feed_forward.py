@@ -19,7 +19,17 @@ from torch import Tensor
 
 from normlens.decompose.activations import Activation, derivative_at_zero, gate_factors, slope_of
 from normlens.decompose.block import RandomCheck
-from normlens.decompose.steps import Normalization, Scaling, Shift, Step, applied, inverse_scale, linear
+from normlens.decompose.steps import (
+    Normalization,
+    Scaling,
+    Shift,
+    Step,
+    applied,
+    inverse_scale,
+    linear,
+    scale_through,
+    with_vectors,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,13 +397,7 @@ class Frozen:
 
     def stem_scale(self, stem: Stem) -> Float[Tensor, "row 1"] | None:
         """What the normalizations before a stem multiply a part of each row by."""
-        scale, y = None, self.x
-        for step in stem.steps:
-            if isinstance(step, Normalization):
-                inverse = inverse_scale(step, y)
-                scale = inverse if scale is None else scale * inverse
-            y = applied(step, y)
-        return scale
+        return scale_through(stem.steps, self.x)
 
     def vectors_at(self, vectors: Float[Tensor, "row model"]) -> AtStem:
         """One part for each row, given as vectors that enter the block."""
@@ -429,15 +433,14 @@ class Constants:
     def through(self, steps: tuple[Step, ...], y: Float[Tensor, "row model"]) -> Constants:
         """The same after some steps, with the denominators that they have for `y`; their own shifts join."""
         terms = list(self.terms)
-        for step in steps:
+        for step, entering in with_vectors(steps, y):
             terms = [(coefficient, linear((step,), vector)) for coefficient, vector in terms]
             if isinstance(step, Normalization):
-                inverse = inverse_scale(step, y)
+                inverse = inverse_scale(step, entering)
                 terms = [(inverse if c is None else c * inverse, vector) for c, vector in terms]
             shift = step.vector if isinstance(step, Shift) else None if isinstance(step, Scaling) else step.beta
             if shift is not None:
                 terms.append((None, shift))
-            y = applied(step, y)
         return Constants(self.rows, tuple(terms))
 
     def plus(self, vector: Tensor | None) -> Constants:

@@ -7,7 +7,7 @@ is linear, so it can be given to each part alone: `part -> gamma * (part - mean(
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,14 +122,19 @@ def applied(step: Step, vectors: Float[Tensor, "*any model"], y: Tensor | None =
     return result if step.beta is None else result + step.beta
 
 
-def scale_through(
-    steps: Sequence[Step], y: Float[Tensor, "batch query model"]
-) -> Float[Tensor, "batch query 1"] | None:
+def scale_through(steps: Sequence[Step], y: Float[Tensor, "*any model"]) -> Float[Tensor, "*any 1"] | None:
     """The product of all denominators' inverses that `y` meets on its way through the steps; None: it meets none."""
     scale: Tensor | None = None
-    for step in steps:
+    for step, entering in with_vectors(steps, y):
         if isinstance(step, Normalization):
-            inverse = inverse_scale(step, y)
+            inverse = inverse_scale(step, entering)
             scale = inverse if scale is None else scale * inverse
-        y = applied(step, y)
     return scale
+
+
+def with_vectors(steps: Sequence[Step], y: Float[Tensor, "*any model"]) -> Iterator[tuple[Step, Tensor]]:
+    """Each step, and what `y` is when it gets there; nobody asks what becomes of it in the last one."""
+    for n, step in enumerate(steps):
+        yield step, y
+        if n + 1 < len(steps):
+            y = applied(step, y)

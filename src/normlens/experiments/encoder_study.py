@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -20,6 +20,7 @@ from normlens.corpus.running.result import CorpusResult
 from normlens.corpus.running.run import Progress, open_reader
 from normlens.errors import InputError
 from normlens.experiments.outcome import facts_of
+from normlens.files.writing import is_there
 from normlens.lens import Lens
 
 #: Where the paper's words and the authors' code disagree.
@@ -48,6 +49,21 @@ def sample_corpus() -> Path:
     return Path(str(files("normlens.experiments") / "data" / "sample.txt"))
 
 
+def check_definition(name: str) -> None:
+    """Refuse a definition that nobody knows."""
+    if name not in get_args(Definition):
+        raise InputError(f"the definition must be paper or code: got {name!r}")
+
+
+def check_data(paths: Iterable[Path]) -> None:
+    """Refuse data that are not there."""
+    for path in paths:
+        if not is_there(path):
+            raise InputError(f"the data must be files that exist: {path} does not; check the path")
+        if not (path.is_file() or path.is_dir()):
+            raise InputError(f"the data are read several times: {path} is a pipe or a device; save it as a file first")
+
+
 @dataclass(frozen=True)
 class EncoderStudy:
     """One model and one corpus, with everything that decides the numbers."""
@@ -68,8 +84,8 @@ class EncoderStudy:
     progress: Callable[[str, Progress], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.definition not in get_args(Definition):
-            raise InputError(f"the definition must be paper or code: got {self.definition!r}")
+        check_definition(self.definition)
+        check_data(self.sources)
         if self.lens.anatomy.kinds != ("encoder",):
             raise InputError(
                 "both papers study encoders, whose tokens attend to both sides: this model has "
@@ -77,9 +93,6 @@ class EncoderStudy:
             )
         if self.lens.tokenizer is None:
             raise InputError("an experiment reads text: this model has no tokenizer; give a folder that holds one")
-        for path in self.sources:
-            if not path.exists():
-                raise InputError(f"the data must be files that exist: {path} does not; check the path")
 
     @property
     def sources(self) -> tuple[Path, ...]:

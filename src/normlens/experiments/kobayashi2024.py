@@ -7,7 +7,6 @@ pair. The parts of each pair go through the feed-forward block, so the cost is s
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
 from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_line
-from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, printed
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
+from normlens.files.seals import content_digest
 from normlens.lens import Lens
 from normlens.measures import MEASURES
 from normlens.plots.colours import numbered_style
@@ -118,9 +118,7 @@ def run(study: LayerStudy) -> Outcome:
     record: dict[str, Any] = {
         "model": study.lens.identity,
         "data": ", ".join(Path(path).name if study.data else str(path) for path in data),
-        "inputs": [
-            {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()} for path in study.sources
-        ],
+        "inputs": [{"path": str(path), "sha256": content_digest(path)} for path in study.sources],
         "sequences": len(texts),
         "tokens": found.tokens,
         "max_length": study.max_length,
@@ -133,7 +131,8 @@ def run(study: LayerStudy) -> Outcome:
         NAME,
         "What the feed-forward block does to the map of a layer, and what is left of it",
         record,
-        f"Model {record['model']['name']} on {record['data']}: {len(texts):,} sequences, {found.tokens:,} tokens.",
+        f"Model {record['model']['name']} on {record['data']}: {len(texts):,} sequences, {found.tokens:,} tokens; "
+        f"cost: {cost_of(found)}.",
         _summary(found),
         findings(found),
         tables,
@@ -142,11 +141,18 @@ def run(study: LayerStudy) -> Outcome:
             record,
             {
                 "sequences": f"{len(texts):,}, at most {study.max_length} tokens",
-                "cost": f"{found.cost:.0f} times the plain forward pass, in this run",
+                "cost": cost_of(found),
             },
         ),
         _notes(study),
     )
+
+
+def cost_of(found: Measured) -> str:
+    """What the run cost, in words; the first sequence, which also reads the model, is not counted."""
+    if np.isnan(found.cost):
+        return "not measured, since one sequence alone also pays for reading the model"
+    return f"{found.cost:.0f} times the plain forward pass, in this run"
 
 
 # ---- counting --------------------------------------------------------------------------------------------------------
@@ -350,7 +356,7 @@ def findings(found: Measured) -> tuple[Finding, ...]:
             mean["feed-forward"] >= CHANGED,
             f"1 - ρ is {mean['feed-forward']:.3f} on average over layers.",
             f"holds if it is at least {CHANGED}",
-            "It modifies the maps in BERTs and GPT-2s, in some layers strongly.",
+            "it modifies the maps, in some layers strongly",
             {"change": mean["feed-forward"]},
             mean["feed-forward"] > 0,
         ),
@@ -361,7 +367,7 @@ def findings(found: Measured) -> tuple[Finding, ...]:
             bool(lift >= LIFTED),
             f"Subwords of one word and repeated tokens are {share:.1f} % of the amplified pairs and {base:.1f} % of all.",
             f"holds if they are {LIFTED} times as frequent among the amplified",
-            "Specific types of compositions are amplified, such as subwords of a word.",
+            "specific types of compositions are amplified, such as subwords of a word",
             {"lift": lift},
             bool(lift > 1),
         ),
@@ -370,10 +376,10 @@ def findings(found: Measured) -> tuple[Finding, ...]:
             "Residual and normalization take back much of what the feed-forward block does.",
             "cancellation",
             undone <= CANCELLED and smaller >= 0.75 * layers,
-            f"The changes correlate with ρ = {undone:.2f}, and in {smaller} of {layers} layers all three together change "
+            f"The changes correlate with ρ = {formatted(undone, 2)}, and in {smaller} of {layers} layers all three together change "
             "the map less than the feed-forward block alone.",
             f"holds if ρ is at most {CANCELLED} and the second is so in three quarters of the layers".replace("-", "−"),
-            "Feed-forward block and surrounding components tend to cancel each other's effects.",
+            "feed-forward block and surrounding components tend to cancel each other's effects",
             {"rho": undone, "layers": float(smaller)},
             undone < 0,
         ),
@@ -416,9 +422,14 @@ def _notes(study: LayerStudy) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def estimate(sequences: int, length: int) -> str:
-    """What a run will cost, in a sentence for people, before it starts."""
+def estimate(sequences: int, length: int, kind: str) -> str:
+    """What a run will cost, in a sentence for people, before it starts; in a decoder half of the pairs are none.
+
+    >>> estimate(8, 64, "decoder").partition(": ")[2].partition(" through")[0]
+    'each layer carries up to 2,080 pairs'
+    """
+    pairs = int(pairs_of(kind, length).sum())
     return (
-        f"{sequences} sequences of at most {length} tokens: each layer carries up to {length * length:,} pairs through its "
-        f"feed-forward block, about {max(1, length // 2)} feed-forward passes beside the one of the plain pass"
+        f"{sequences} sequences of at most {length} tokens: each layer carries up to {pairs:,} pairs through its "
+        f"feed-forward block, about {max(1, round(pairs / length / 2))} feed-forward passes beside the one of the plain pass"
     )

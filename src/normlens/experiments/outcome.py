@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from normlens.experiments.published import Published
-from normlens.files.writing import write_json, write_text
+from normlens.files.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
 
-RESULTS, REPORT = "results.json", "report.html"
+RESULTS, REPORT, FIGURES, TABLES = "results.json", "report.html", "figures", "tables"
 
 
 @dataclass(frozen=True)
@@ -239,13 +239,16 @@ class Outcome:
         }
 
     def write(self, folder: Path) -> Path:
-        """Report, figures, tables and results into a folder; the report's path."""
+        """Results, figures, tables and report into a folder; the report's path.
+
+        The results come first: by them the same command knows the folder for its own, should it be interrupted here.
+        """
         from normlens.experiments.report import page
 
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for picture in self.pictures:
-            save_figure(picture.figure, folder / "figures" / picture.name)
-        for table in self.tables:
-            write_text(folder / "tables" / f"{table.name}.csv", table.frame().to_csv(index=False))
         write_json(folder / RESULTS, self.to_dict())
-        return write_text(folder / REPORT, page(self, folder / "figures"))
+        writable_folder(folder / FIGURES)
+        for picture in self.pictures:
+            save_figure(picture.figure, folder / FIGURES / picture.name)
+        for table in self.tables:
+            write_table(folder / TABLES / f"{table.name}.csv", table.frame())
+        return write_text(folder / REPORT, page(self, folder / FIGURES))

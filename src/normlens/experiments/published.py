@@ -93,8 +93,9 @@ def document() -> Mapping[str, Any]:
 
 
 def papers_model(experiment: str) -> str:
-    """The model on which the paper itself made the claims, in words."""
-    return str(document()["models"][document()["experiments"][experiment]["model"]]["title"])
+    """The model, or the models, on which the paper itself made the claims, in words."""
+    known = document()["experiments"][experiment]
+    return str(known.get("models") or document()["models"][known["model"]]["title"])
 
 
 def published_text(experiment: str, table: str, row: str, column: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from normlens.alignment.extraction import argmax_links, row_shares
 from normlens.alignment.formats import AlignmentFile, check_indices, read_alignments
-from normlens.alignment.gradients import saliency
+from normlens.alignment.gradient_baselines import check_methods, saliency
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
@@ -25,6 +25,8 @@ from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
 from normlens.capture import SiteResult
 from normlens.errors import InputError
+from normlens.files.seals import file_digest
+from normlens.files.writing import is_there
 from normlens.lens import Lens
 from normlens.provenance import versions
 
@@ -32,6 +34,28 @@ from normlens.provenance import versions
 Quantity = Literal["weights", "norms"]
 BY_LAYER: dict[Quantity, str] = {"weights": "attn_w", "norms": "attn_n"}
 BY_HEAD: dict[Quantity, str] = {"weights": "alpha", "norms": "af_norm"}
+
+
+def check_files(
+    source: Path,
+    target: Path,
+    gold: Path,
+    others: Mapping[str, tuple[Path, bool]],
+    gradients: Sequence[str],
+    limit: int | None,
+) -> None:
+    """Refuse, before a model is loaded, files that do not belong together, and gradients that nobody knows."""
+    check_methods(gradients)
+    for path in (source, target, gold, *(path for path, _ in others.values())):
+        if is_there(path) and not path.is_file():
+            raise InputError(f"An experiment reads its files several times: {path} is no file; save it as one first.")
+    pairs = sum(1 for _ in islice(read_parallel(source, target), limit))
+    for path in (gold, *(path for path, _ in others.values())):
+        lines = len(read_alignments(path).lines[:limit])
+        if lines != pairs:
+            raise InputError(
+                f"Alignments and sentences must have as many lines: {path} has {lines}, the sentences have {pairs}."
+            )
 
 
 @dataclass(frozen=True)
@@ -120,7 +144,7 @@ class TranslationStudy:
         return {
             "model": self.mapper.describe(),
             "data": f"{self.source.name}, {self.target.name}",
-            "inputs": [{"path": str(path), "sha256": _file_hash(path)} for path in files.values()],
+            "inputs": [{"path": str(path), "sha256": file_digest(path)} for path in files.values()],
             "pairs": len(self.pairs),
             "without_links": sum(pair.problem is not None for pair in self.pairs),
             "gold": self.gold.name,
@@ -277,8 +301,3 @@ def _count(
     return np.stack(
         [linked.sum(-1), (sure[rows, best] & linked).sum(-1), (possible[rows, best] & linked).sum(-1)], axis=-1
     )
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from normlens.attribution.items import Item, check_model, choices, item_of, own_choice, values
 from normlens.attribution.questions import Resolver, head_of
 from normlens.errors import InputError
+from normlens.files.bounded_reading import read_text
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -48,7 +50,7 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
             f"evidence is about the next word: a causal language model is asked, and {type(lens.model).__name__} is none; "
             "pass texts instead (--texts)"
         )
-    rows = _rows(Path(path))
+    rows = read_rows(Path(path))
     target = "target"
     if "target_phrase" in rows[0] and not any(_NOUN in (row.get("UID") or "") for row in rows[:1]):
         target = "target_phrase"
@@ -73,13 +75,13 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
     return Sample(Path(path).stem, tuple(items), tuple(evidence), dict(refused), prefers)
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of an evidence file."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except OSError as error:
         raise InputError(f"an evidence file must be readable: {path} is not ({error.strerror})") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise InputError(f"an evidence file is a table in UTF-8, comma separated: {path} is not ({error})") from error
     needed = (PREFIX, GOOD, BAD, "target")
     missing = [name for name in needed if not rows or name not in rows[0]]
@@ -99,7 +101,10 @@ def _asked(lens: Lens, row: Mapping[str, str | None], target: str) -> tuple[Item
         return "an empty cell"
     tokenizer = lens.tokenizer
     encoding = tokenizer(prefix, return_offsets_mapping=True)
-    right, wrong = (tokenizer(f" {word}", add_special_tokens=False)["input_ids"][0] for word in (good, bad))
+    begins = [tokenizer(f" {word}", add_special_tokens=False)["input_ids"][:1] for word in (good, bad)]
+    if not all(begins):
+        return "a word without a token"
+    right, wrong = (found[0] for found in begins)
     if right == wrong:
         return "both words begin with the same token"
     spans = [m.span() for m in re.finditer(rf"(?<!\w){re.escape(decides)}(?!\w)", prefix)]
@@ -122,12 +127,7 @@ def read_texts(
     `longest` tokens are refused and counted.
     """
     check_model(lens)
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"a file of texts is UTF-8, a text per line: {path} is not ({error})") from error
-    texts = [line.split("\t")[0].strip() for line in lines]
-    texts = [text for text in texts if text]
+    texts = read_lines(Path(path))
     items: list[Item] = []
     refused: Counter[str] = Counter()
     for i in np.random.default_rng(seed).permutation(len(texts)):
@@ -144,6 +144,16 @@ def read_texts(
             f"a file of texts must hold some that can be asked: {path} has none after {skip} ({dict(refused)})"
         )
     return Sample(Path(path).stem, tuple(items), None, dict(refused))
+
+
+def read_lines(path: Path) -> list[str]:
+    """The texts of a file, without what follows a tab."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"a file of texts is UTF-8, a text per line: {path} is not ({error})") from error
+    texts = [line.split("\t")[0].strip() for line in lines]
+    return [text for text in texts if text]
 
 
 def _read(lens: Lens, text: str, seed: int, longest: int) -> Item | str:

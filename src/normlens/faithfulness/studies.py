@@ -34,6 +34,9 @@ from normlens.provenance import versions
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
+#: Where a study keeps the numbers of its methods, in its folder.
+SCORES = "scores"
+
 #: Hears what is being done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
 
@@ -156,7 +159,7 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
     place = None
     if folder is not None and METHODS.get(method.name) is method:
         what = repr((lens.identity["content"], versions(), method.to_dict(), sample.items))
-        place = folder / "scores" / f"{method.name}-{hashlib.blake2b(what.encode(), digest_size=12).hexdigest()}.bin"
+        place = folder / SCORES / f"{method.name}-{hashlib.blake2b(what.encode(), digest_size=12).hexdigest()}.bin"
         if place.exists():
             kept = _kept(place, sample)
             if kept is not None:
@@ -173,7 +176,10 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
 def _kept(place: Path, sample: Sample) -> list[np.ndarray] | None:
     """What an earlier run left there, if it is whole."""
     lengths = [len(item.ids) for item in sample.items]
-    content = place.read_bytes()
+    try:
+        content = place.read_bytes()
+    except OSError:  # what is there is not ours to read
+        return None
     seal, numbers = content[:16], content[16:]
     if len(numbers) != 8 * sum(lengths) or seal != _seal(numbers):
         return None

@@ -16,7 +16,7 @@ import transformers
 
 from normlens.errors import NormlensError
 from normlens.families.beyond_text import IMAGES, SOUNDS
-from normlens.families.survey import FamilyReport, survey
+from normlens.families.family_checks import FamilyReport, survey
 from normlens.families.tiny import families
 
 _HEADER = """# Model families
@@ -69,7 +69,8 @@ def survey_all(
 ) -> list[FamilyReport]:
     """Check the named families, or all of them, several at a time."""
     chosen = list(names or families())
-    count = min(workers or os.cpu_count() or 1, len(chosen))
+    cores = os.cpu_count() or 1
+    count = min(workers or cores, cores, len(chosen))  # more than cores take memory, each for a PyTorch of its own
     reports: list[FamilyReport] = []
     if count == 1:
         for name in chosen:

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,14 @@ from normlens.files.remote import AnyPath, RemotePath, path_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or a folder; where a name is too long for one, `Path.exists` raises."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def refuse_existing(path: Path, remedy: str) -> None:
@@ -42,9 +51,51 @@ def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
             raise InputError(f"an output must not be an input: {output} is read by this run; choose another path")
 
 
+def check_outputs(
+    files: Iterable[Path], inputs: Iterable[Path], *, replace: bool, remedy: str, folders: Iterable[Path] = ()
+) -> None:
+    """Refuse, before any work is done, outputs that cannot be written or that would cost somebody a file.
+
+    No output is an input, or another output. Unless `replace` holds, none exists; `remedy` says how to ask for that.
+    Of `folders` the content is written or replaced, so that they hold no input either.
+    """
+    files, folders, inputs = list(files), list(folders), list(inputs)
+    taken: dict[Path, Path] = {}
+    for output in (*files, *folders):
+        check_place(output)
+        refuse_input(output, inputs)
+        if not replace:
+            refuse_existing(output, remedy)
+        if is_there(output) and output.is_dir() != (output in folders):
+            is_one, wanted = ("a file", "a folder") if output in folders else ("a folder", "a file")
+            raise InputError(f"the output must be writable: {output} is {is_one}, not {wanted}; choose another path")
+        if taken.setdefault(output.resolve(), output) is not output:
+            raise InputError(f"every output has a place of its own: {output} is named twice; choose another path")
+    for folder in folders:
+        for read in inputs:
+            if folder.is_dir() and os.path.lexists(read) and read.resolve().is_relative_to(folder.resolve()):
+                raise InputError(
+                    f"an output must not be an input: {read} lies in {folder}, which is written; choose another path"
+                )
+
+
+def check_place(output: Path) -> None:
+    """Refuse a name that is too long, or lies below a file or a folder that takes none; nothing is made."""
+    try:
+        with suppress(FileNotFoundError):
+            os.lstat(output)
+        folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"the output must be writable: {output} is not ({error.strerror}); choose another path"
+        ) from error
+
+
 @contextmanager
 def only_user(folder: AnyPath, what: str) -> Iterator[None]:
-    """Nobody else works in the folder while the block runs; a process that dies lets go of it."""
+    """Nobody else works in the folder, or at the file, while the block runs; a process that dies lets go of it."""
     if isinstance(folder, RemotePath):  # object stores have no locks that end with their owner
         yield
         return
@@ -59,7 +110,7 @@ def only_user(folder: AnyPath, what: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"a folder holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
+                f"a place holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
                 "another --out"
             ) from error
         except OSError:  # a file system without locks
@@ -67,6 +118,30 @@ def only_user(folder: AnyPath, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def own_file(path: Path, what: str) -> Iterator[None]:
+    """A file, made empty where it is not there yet, that nobody else works at while the block runs."""
+    with _writable(path):
+        path.touch()
+    with only_user(path, what):
+        yield
+
+
+@contextmanager
+def own_folder(folder: AnyPath, what: str) -> Iterator[None]:
+    """A folder that takes files, for this run alone; what was made of it here, and holds nothing in the end, goes again."""
+    above = [] if isinstance(folder, RemotePath) else [folder, *folder.parents]
+    made = [path for path in above if not path.exists()]
+    writable_folder(folder)
+    try:
+        with only_user(folder, what):
+            yield
+    finally:
+        with suppress(OSError):  # it holds something
+            for path in made:
+                path.rmdir()
 
 
 def writable_folder(path: AnyPath) -> AnyPath:
@@ -288,7 +363,11 @@ def _writable(target: AnyPath) -> Iterator[None]:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        for _ in range(20):  # where a write fails, others of Zarr's threads may still be at theirs
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                return
+            time.sleep(0.05)
     elif path.parent.is_dir():
         path.unlink(missing_ok=True)
 

@@ -80,7 +80,7 @@ def _check_node(path: Path, what: str) -> None:
         return
     try:
         chunks, size = _chunks(node)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{what} consists of arrays of numbers: {path} describes none ({error})") from error
     if size > _LARGEST_CHUNK:
         raise InputError(f"{what} has chunks of at most {_LARGEST_CHUNK} bytes: {path} declares {size}; is it ours?")

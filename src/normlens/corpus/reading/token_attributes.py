@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from normlens.errors import InputError
+from normlens.files.bounded_reading import read_text
 from normlens.text.tokens import readable
 
 #: In this order: a token belongs to the first that fits. `special` is any other special token ([PAD], <eos>, …).
@@ -130,7 +131,7 @@ def read_ranks(path: str | Path, vocabulary: int) -> Float[np.ndarray, " vocabul
     """Rank of each token id from the authors' file (`rank count token_id`); unlisted ids get the last rank + 1."""
     ranks = np.full(vocabulary, np.nan)
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_text(Path(path)).splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"a rank file must be a readable text: {path} is not ({reason}); check the path") from error

@@ -16,6 +16,7 @@ from torch import nn
 
 from normlens.corpus.running.crews import Accounts, Event, Step, work_through
 from normlens.corpus.running.engines import WORTH_STARTING, Resources
+from normlens.corpus.running.ray_cluster import LocalCluster
 from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Tabulate, Task
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError, NormlensError
@@ -47,6 +48,7 @@ class RayEngine:
         self.workers = self._resources.most
         self._address = address
         self._started: Any = None  # Ray, where it was connected here
+        self._cluster: LocalCluster | None = None  # one that was started here
         self.accounts = Accounts()
 
     def parallel(self, function: Callable[[_Item], _Result], items: Iterable[_Item], /) -> Iterator[_Result]:
@@ -87,6 +89,9 @@ class RayEngine:
         if self._started is not None:
             self._started.shutdown()
             self._started = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
 
     def _check_room(self, ray: Any) -> None:
         """The fewest workers must fit into the cluster as it is; the others wait for nodes to come."""
@@ -108,20 +113,18 @@ class RayEngine:
         try:
             if self._address is None:
                 weights = 0 if model is None else sum(p.numel() * p.element_size() for p in model.parameters())
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    object_store_memory=max(2 * weights, _LEAST_STORE),
-                    **options,
-                )
+                room = max(2 * weights, _LEAST_STORE)
+                self._cluster = LocalCluster(include_dashboard=False, object_store_memory=room, **options)
+                self._cluster.connect(ray, **options)
             else:
                 ray.init(address=self._address, **options)
-        except (ConnectionError, ValueError) as error:
-            raise InputError(
-                f"the address must be that of a running Ray cluster: {self._address!r} did not answer; start one with "
-                "ray start --head, or drop --address"
-            ) from error
         except Exception as error:  # Ray raises plain ones where a node of its own does not come up in time
+            self.close()
+            if self._address is not None and isinstance(error, (ConnectionError, ValueError)):
+                raise InputError(
+                    f"the address must be that of a running Ray cluster: {self._address!r} did not answer; start one "
+                    "with ray start --head, or drop --address"
+                ) from error
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise NormlensError(
                 f"Ray must be able to start: it did not ({reason}); is the machine busy, or short of memory? Run the same "

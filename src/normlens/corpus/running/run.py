@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,9 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
 from normlens.corpus.reading.corpus import Corpus
-from normlens.corpus.reading.reader import CorpusReader, ModelSide
+from normlens.corpus.reading.reader import COUNTED, CorpusReader, Covariate, ModelSide
 from normlens.corpus.reading.sequences import EMPTY
+from normlens.corpus.reading.sources import Source, Wanted, named_paths, readable_sources
 from normlens.corpus.reading.survey import Parallel
 from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
@@ -25,10 +26,11 @@ from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS,
 from normlens.corpus.running.run_folder import RunFolder
 from normlens.corpus.running.shard_worker import Assignment, flagged, part_name, tabulate, write_parquet
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
+from normlens.corpus.running.tables import refuse_nothing
 from normlens.errors import InputError
 from normlens.files.remote import AnyPath, arrow, size_of
 from normlens.files.seals import file_digest, write_sealed_json
-from normlens.files.writing import only_user
+from normlens.files.writing import own_folder
 from normlens.provenance import versions
 from normlens.text.encoding import longest_input
 
@@ -107,8 +109,37 @@ def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) 
     arrow("a corpus, whose tables are Parquet files,")
     folder = RunFolder(out)
     folder.check(inputs, overwrite=overwrite)
-    with only_user(out, "run"):
-        yield folder
+    with own_folder(out, "run"):
+        try:
+            yield folder
+        finally:
+            folder.remove_if_empty()
+
+
+def count_corpus(
+    lens: Lens,
+    source: Source,
+    out: AnyPath,
+    wanted: Wanted,
+    reading: Callable[[tuple[AnyPath, ...]], Corpus],
+    planning: Callable[..., Plan],
+    covariates: Mapping[str, Covariate],
+    options: RunOptions,
+) -> CorpusResult:
+    """Claim the output folder, open the sources, start the engine, and run: what `Lens.corpus` does, in that order.
+
+    Of a source that is copied, only what is `wanted`. `reading` makes the corpus of its opened sources, `planning` the plan
+    of the names of categories and the covariates.
+    """
+    files = [Path(value) for value in covariates.values() if isinstance(value, str | Path) and value != COUNTED]
+    with (
+        claimed_folder(out, [*named_paths(source), *files], overwrite=options.overwrite) as folder,
+        readable_sources(source, folder.unfinished, wanted) as sources,
+        started_engine(options) as engine,
+    ):
+        reader = open_reader(lens, reading(sources), engine.parallel)
+        plan = planning(reader.categories.names, covariates=reader.covariates(covariates))
+        return run_corpus(lens, reader, plan, folder, options, engine)
 
 
 def run_corpus(
@@ -133,6 +164,7 @@ def run_corpus(
     if folder.is_finished(fingerprint):
         folder.end()
         return open_corpus(folder.out)
+    refuse_nothing(reader.survey.sequences)  # before the folder is taken up: the next corpus is another one
     seconds_before = folder.begin(fingerprint, identity)
     shards = ShardFolder(_absolute(folder.unfinished), fingerprint)
     assignment = Assignment(

@@ -24,7 +24,7 @@ from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError
 from normlens.files.remote import AnyPath, RemotePath
 from normlens.files.seals import read_json, read_sealed_json, write_sealed_json
-from normlens.files.writing import is_draft, remove_drafts, writable_folder
+from normlens.files.writing import check_place, is_draft, is_there, remove_drafts, writable_folder
 
 _RECORD = "run.json"
 _PART = re.compile(r"part-\d{8}\.parquet")
@@ -69,7 +69,10 @@ class RunFolder:
             raise InputError(
                 f"the output folder must be within reach: {self.out} is not ({reason}); check it"
             ) from error
-        writable_folder(self.out)
+        if isinstance(self.out, RemotePath) or is_there(self.out):
+            writable_folder(self.out)
+        else:
+            check_place(self.out)  # it is made when the run begins
 
     def _refuse_inputs(self, inputs: Iterable[AnyPath]) -> None:
         """No output may be a file that is read, nor lie in a folder that is read."""
@@ -183,6 +186,10 @@ class RunFolder:
             elif isinstance(path, Path) and re.fullmatch(r"exact-\w+", path.name) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
         (self.unfinished / _RECORD).unlink(missing_ok=True)
+        _remove_if_empty(self.unfinished)
+
+    def remove_if_empty(self) -> None:
+        """Where a run came to nothing, so does its folder of unfinished work."""
         _remove_if_empty(self.unfinished)
 
     def _remove_parts(self, names: Iterable[str]) -> None:

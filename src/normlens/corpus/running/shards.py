@@ -92,7 +92,7 @@ class ShardFolder:
             held = int(state["sequences"]) + int(state["empty"])
             if held != shard.size:
                 raise ValueError(f"it holds {held} sequences, not those of its name")
-        except (OSError, ValueError, KeyError, TypeError, MemoryError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
             raise InputError(f"a shard must be whole: {path} is not ({error or type(error).__name__})") from error
         return state
 

@@ -21,12 +21,17 @@ ALL, NORMAL = "all", "normal"
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
-def tables_of(statistics: CorpusStatistics, tokens: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Every table by the name of its file; `tokens` are the vocabulary's strings by id."""
-    if not statistics.sequences:
+def refuse_nothing(sequences: int) -> None:
+    """A corpus without a sequence has no statistics."""
+    if not sequences:
         raise InputError(
             "statistics need at least one sequence: the corpus has none that can be read; check the source"
         )
+
+
+def tables_of(statistics: CorpusStatistics, tokens: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Every table by the name of its file; `tokens` are the vocabulary's strings by id."""
+    refuse_nothing(statistics.sequences)
     return {
         "statistics": _statistics(statistics),
         "histograms": _histograms(statistics),

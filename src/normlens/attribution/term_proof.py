@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlens.attribution.request import AttentionRule
+from normlens.attribution.explain_request import AttentionRule
 from normlens.attribution.terms import Run, Select, Terms
 from normlens.errors import DecompositionError, InputError
 

@@ -135,7 +135,7 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
         "exact",
         "",
         proof=max(errors),
-        output=max(lens._compared.values()),
+        output=lens.output_gap,
         alpha=max(known) if len(known) == len(differences) else None,
         sites={kind: len(anatomy.of(kind)) for kind in anatomy.kinds},
         norm=_distinct(site.placement for site in anatomy.sites),

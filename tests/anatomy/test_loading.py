@@ -16,8 +16,8 @@ from torch import nn
 
 import normlens
 from normlens import Lens
+from normlens.anatomy.loading import check_model, load_pretrained
 from normlens.errors import ModelError
-from normlens.loading import check_model, load_pretrained
 from tests import tiny
 
 

@@ -12,22 +12,24 @@ from matplotlib.figure import Figure
 
 from normlens.faithfulness.bootstrap import Estimate
 from normlens.faithfulness.protocols import Column
-from normlens.faithfulness.published import beside, recipe
+from normlens.faithfulness.published_scores import beside, recipe
 from normlens.faithfulness.studies import Study
 from normlens.faithfulness.verdicts import OURS, ranking, verdict
-from normlens.files.writing import write_json, write_table, write_text
+from normlens.files.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
 from normlens.plots.estimates import Panel, plot_estimates
 
 RESULTS, REPORT, PICTURE, TABLE = "results.json", "report.html", "methods", "table.csv"
+#: Every file of a report.
+FILES = (RESULTS, REPORT, f"{PICTURE}.png", f"{PICTURE}.svg", TABLE)
 
 
 def write_report(study: Study, folder: Path) -> Path:
     """Report, picture, table and results into a folder; the report's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    writable_folder(folder)
+    write_json(folder / RESULTS, study.to_dict())  # first: by it the same command knows the folder for its own
     save_figure(picture(study), folder / PICTURE)
     write_table(folder / TABLE, study.to_frame())
-    write_json(folder / RESULTS, study.to_dict())
     return write_text(folder / REPORT, page(study, (folder / f"{PICTURE}.png").read_bytes()))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,32 @@ from normlens.errors import InputError
 from normlens.explanation import BY_DEFAULT, PARTS
 from normlens.request import available_bytes
 
+if TYPE_CHECKING:
+    from normlens.attribution.questions import Output
+
 AttentionRule = Literal["carried", "chosen"]
 ATTENTION_RULES: tuple[AttentionRule, ...] = ("carried", "chosen")
 #: What a word's vector is measured from: an average word in its place, or nothing.
 Reference = Literal["mean", "zero"]
 REFERENCES: tuple[Reference, ...] = ("mean", "zero")
+
+
+class ExplainOptions(TypedDict, total=False):
+    """What `Lens.explain` takes by name; see there."""
+
+    output: Output | Sequence[Output]
+    against: Output | Sequence[Output]
+    position: int | Sequence[int] | None
+    direction: Any
+    attention: AttentionRule
+    reference: Reference
+    parts: Sequence[str] | None
+    edges_top: int | None
+    generate: bool
+    pretokenized: bool
+    truncate: bool
+    batch_size: int
+    progress: Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normlens.alignment.gradients import saliency
+from normlens.alignment.gradient_baselines import saliency
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from tests.alignment.models_for_tests import SENTENCES, lens

@@ -186,7 +186,7 @@ def _check_index(path: Path) -> None:
         index = json.loads(path.read_bytes())
         names = set(index["weight_map"].values())
         outside = [name for name in names if _leaves_folder(name)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(
             f"an index of weights maps each weight to a file: {path} does not ({_first(error)}); the folder is damaged"
         ) from error

@@ -9,7 +9,7 @@ being `noise` times the range of the sentence's embeddings, as Ding et al. do wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,13 @@ from normlens.errors import InputError
 METHODS = ("li", "ding")
 #: Target positions whose gradients are taken in one sweep; bounds memory, changes no number.
 _SWEEP = 16
+
+
+def check_methods(names: Iterable[str]) -> None:
+    """Refuse a gradient that nobody knows."""
+    for name in names:
+        if name not in METHODS:
+            raise InputError(f"A gradient method is one of {', '.join(METHODS)}: {name!r} is neither.")
 
 
 def saliency(
@@ -38,8 +45,7 @@ def saliency(
     One forward pass per sample serves all target positions: the output layer is differentiated once, and the steps'
     gradients are swept back together.
     """
-    if method not in METHODS:
-        raise InputError(f"A gradient method is one of {', '.join(METHODS)}: {method!r} is neither.")
+    check_methods([method])
     if samples < 1:
         raise InputError(f"SmoothGrad needs at least one sample: got {samples}.")
     generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,83 @@
+"""Which positions of a batch are real: what a padding mask says of the queries and keys of each site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from normlens.anatomy.description import Kind, Site
+from normlens.errors import InputError
+
+#: By kind of site, for each row of a batch: the words of its queries and of its keys.
+RowWords = Mapping[Kind, Sequence[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class RealPositions:
+    """Where the sites of one kind have real queries and keys: as masks, and as numbers for each sequence."""
+
+    query_mask: Bool[Tensor, "batch query"]
+    key_mask: Bool[Tensor, "batch key"]
+    queries: Sequence[Sequence[int]]
+    keys: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"]) -> RealPositions:
+        """Read two masks."""
+        queries, keys = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in (query_mask, key_mask))
+        return cls(query_mask, key_mask, queries, keys)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Which positions of a batch are real (None: all are), and which word each belongs to, where that matters."""
+
+    source: Bool[Tensor, "batch position"] | None
+    target: Bool[Tensor, "batch position"] | None
+    looked_at: Bool[Tensor, "batch position"] | None  # by cross-attention
+    two_sided: bool
+    words: RowWords | None = None
+    _known: dict[tuple[Kind, int, int, int], RealPositions] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], two_sided: bool, words: RowWords | None = None) -> Positions:
+        """Read the padding masks of a model's inputs."""
+        masks = (inputs.get(name) for name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"))
+        # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.
+        source, target, states = (m.bool().cpu() if isinstance(m, Tensor) and m.ndim == 2 else None for m in masks)
+        # A decoder that is handed states of a source has their mask under a name of its own.
+        return cls(source, target, source if two_sided else states, two_sided, words)
+
+    @property
+    def last(self) -> Tensor | None:
+        """The real positions of the model's output."""
+        return self.target if self.two_sided else self.source
+
+    def at(self, site: Site, batch: int, queries: int, keys: int) -> RealPositions:
+        """The real positions of a site with axes of these lengths; sites of one kind have the same."""
+        shape = (site.kind, batch, queries, keys)
+        if shape in self._known:
+            return self._known[shape]
+        if site.kind != "cross" and queries != keys:
+            raise InputError(
+                f"a pass is analysed as a whole, each position a query and a key: {site} has {queries} queries and {keys} "
+                "keys (are there states of an earlier pass among the inputs?); pass the whole sequence and leave them out"
+            )
+        by_query = self.target if self.two_sided and site.kind != "encoder" else self.source
+        by_key = self.looked_at if site.kind == "cross" else by_query
+        found = []
+        for axis, mask, length in (("query", by_query, queries), ("key", by_key, keys)):
+            fits = mask is not None and tuple(mask.shape) == (batch, length)
+            if mask is not None and not fits and not bool(mask.all()):
+                raise InputError(
+                    f"the padding mask must match the {axis} positions: it has shape {tuple(mask.shape)}, {site} has "
+                    f"{(batch, length)}; analyse these inputs one by one, without padding"
+                )
+            found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
+        self._known[shape] = RealPositions.of(*found)
+        return self._known[shape]
