@@ -307,7 +307,7 @@ class Lens(ExaminedModel):
         from normlens.corpus.counting.plan import Plan
         from normlens.corpus.reading.corpus import Corpus
         from normlens.corpus.reading.records import Columns
-        from normlens.corpus.reading.sources import Wanted
+        from normlens.corpus.reading.sources import WantedRows
         from normlens.corpus.running.run import RunOptions, count_corpus
 
         columns = Columns(text_column, pair_column, tag_column, target_column)
@@ -352,7 +352,7 @@ class Lens(ExaminedModel):
             save_every=save_every,
             progress=progress,
         )
-        wanted = Wanted(columns, limit, pairs, skip, format)
+        wanted = WantedRows(columns, limit, pairs, skip, format)
         return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:

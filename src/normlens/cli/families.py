@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from normlens.families.family_checks import FamilyReport
 
 
+#: In a narrower window nine columns are too thin to read.
+WIDE = 120
+
+
 def families(
     names: Annotated[list[str] | None, typer.Argument(help="Model types to check; without any, all of them.")] = None,
     as_json: JsonOption = False,
@@ -43,34 +47,20 @@ def families(
         return
     from rich.table import Table
 
+    screen = console()
+    wide = screen.width >= WIDE
     table = Table(title="Model families", title_justify="left")
-    for column in (
-        "family",
-        "status",
-        "sites",
-        "norm",
-        "heads",
-        "kv heads",
-        "worst proof error",
-        "explained",
-        "notes or reason",
-    ):
+    details = ("sites", "norm", "heads", "kv heads", "worst proof error") if wide else ()
+    for column in ("family", "status", *details, "explained", "notes or reason"):
         table.add_column(column, overflow="fold")
     for report in reports:
         error = "" if report.proof is None else f"{report.proof:.1e}"
-        table.add_row(
-            report.family,
-            report.status,
-            sites_text(report),
-            report.norm,
-            report.heads,
-            report.kv_heads,
-            error,
-            "refused" if report.explained_gap is None else f"complete, {report.explained_gap:.0e}",
-            _remarks(report),
-        )
-    screen = console()
+        found = (sites_text(report), report.norm, report.heads, report.kv_heads, error) if wide else ()
+        explained = "refused" if report.explained_gap is None else f"complete, {report.explained_gap:.0e}"
+        table.add_row(report.family, report.status, *found, explained, _remarks(report))
     screen.print(table)
+    if not wide:
+        screen.print("Sites, norm, heads and the proof's error stand in a wider window, in --json and in --markdown.")
     number = counts(reports)
     complete = sum(report.explained == "complete" for report in reports)
     screen.print(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from normlens.corpus.reading.records import Columns
-from normlens.corpus.reading.sources import Wanted, named_paths, readable_sources
+from normlens.corpus.reading.sources import WantedRows, named_paths, readable_sources
 from normlens.corpus.running import run as running
 from normlens.errors import InputError
 from normlens.files.remote import RemotePath
@@ -35,7 +35,7 @@ class Stream:
             yield row
 
 
-def texts_of(source: Any, folder: Path, wanted: Wanted | None = None) -> list[dict[str, Any]]:
+def texts_of(source: Any, folder: Path, wanted: WantedRows | None = None) -> list[dict[str, Any]]:
     with readable_sources(source, folder, wanted) as (path,):
         lines = path.read_text(encoding="utf-8").splitlines()
     assert not path.exists()
@@ -64,7 +64,7 @@ def test_a_limit_is_heeded_while_the_stream_is_read(lens: Lens, tmp_path: Path) 
     assert endless.given == 6
     # Rows that the corpus passes over do not count, so that the limit is reached.
     rows = [{"text": text} for text in ("", "= heading =", "one", None, "two", "three", "four")]
-    wanted = Wanted(limit=3, skip="^=")
+    wanted = WantedRows(limit=3, skip="^=")
     assert texts_of(Stream(rows), tmp_path, wanted)[-1] == {"text": "three"}
 
 
@@ -72,7 +72,7 @@ def test_only_what_is_read_is_kept_and_what_is_no_text_is_missing(tmp_path: Path
     rows = [{"text": "a \ud800 b\n", "label": 3, "words": ["a", "b"]}, {"text": 7, "label": 1, "words": []}]
     assert texts_of(Stream(rows[1:]), tmp_path) == [{"text": None}]
     columns = Columns(text="words", tags="label")
-    assert texts_of(Stream(rows), tmp_path, Wanted(columns)) == [
+    assert texts_of(Stream(rows), tmp_path, WantedRows(columns)) == [
         {"words": ["a", "b"], "label": None}, {"words": None, "label": None},
     ]  # fmt: skip
     with readable_sources(Stream(rows[:1]), tmp_path) as (path,):

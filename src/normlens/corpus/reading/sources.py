@@ -45,7 +45,7 @@ Source = str | AnyPath | Rows | Sequence[str | AnyPath | Rows]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRows:
     """What a corpus reads of a dataset's rows: these columns, of no more rows than its limit needs."""
 
     columns: Columns = field(default_factory=Columns)
@@ -101,7 +101,9 @@ def check_sources(source: Source, folder: AnyPath) -> None:
 
 
 @contextmanager
-def readable_sources(source: Source, folder: AnyPath, wanted: Wanted | None = None) -> Iterator[tuple[AnyPath, ...]]:
+def readable_sources(
+    source: Source, folder: AnyPath, wanted: WantedRows | None = None
+) -> Iterator[tuple[AnyPath, ...]]:
     """The sources as files that can be read again and again; copies of streams lie in `folder` while the block runs.
 
     A copy has the digest of its content in its name, so that the same text is the same source when a run is resumed.
@@ -113,7 +115,7 @@ def readable_sources(source: Source, folder: AnyPath, wanted: Wanted | None = No
         paths = list[AnyPath]()
         for name in _each(source):
             if isinstance(name, Rows):
-                copies.append(keep_rows(name, folder, wanted or Wanted()))
+                copies.append(keep_rows(name, folder, wanted or WantedRows()))
                 paths.append(copies[-1])
                 continue
             path = path_of(name)
@@ -150,7 +152,7 @@ def keep_stream(stream: IO[bytes], folder: AnyPath, name: str) -> Path:
     return _keep(iter(partial(_read, stream, name), b""), _local(folder, name), ".txt")
 
 
-def keep_rows(rows: Rows, folder: AnyPath, wanted: Wanted) -> Path:
+def keep_rows(rows: Rows, folder: AnyPath, wanted: WantedRows) -> Path:
     """The rows of a dataset as lines of JSON: the columns that are read, and no more rows than the limit needs."""
     if wanted.format is not None:
         raise InputError(f"a dataset has its own format: leave out format={wanted.format!r}")
@@ -168,7 +170,7 @@ def _keep(blocks: Iterable[bytes], folder: Path, suffix: str) -> Path:
     return path
 
 
-def _lines(rows: Rows, wanted: Wanted) -> Iterator[bytes]:
+def _lines(rows: Rows, wanted: WantedRows) -> Iterator[bytes]:
     skip, columns, records = skip_rule(wanted.skip), wanted.columns, 0
     stream, number = iter(rows), 0
     while wanted.records is None or records < wanted.records:

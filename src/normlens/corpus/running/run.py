@@ -18,7 +18,7 @@ from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.reader import COUNTED, CorpusReader, Covariate, ModelSide
 from normlens.corpus.reading.sequences import EMPTY
-from normlens.corpus.reading.sources import Source, Wanted, named_paths, readable_sources
+from normlens.corpus.reading.sources import Source, WantedRows, named_paths, readable_sources
 from normlens.corpus.reading.survey import Parallel
 from normlens.corpus.running.engines import Engine, Resources, engine_of
 from normlens.corpus.running.exact_pass import recompute_flagged
@@ -120,7 +120,7 @@ def count_corpus(
     lens: Lens,
     source: Source,
     out: AnyPath,
-    wanted: Wanted,
+    wanted: WantedRows,
     reading: Callable[[tuple[AnyPath, ...]], Corpus],
     planning: Callable[..., Plan],
     covariates: Mapping[str, Covariate],
