@@ -109,7 +109,7 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
         h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), marks && !data.gold ? h("p", {}, "A link from a marked word has the colour of the innermost mark around it.") : null, h("p", { class: "note", "data-part": "how" }, data.how), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
         h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Scores of words"), h("p", {}, `A dot is a link that was taken${data.gold ? "; a frame is a gold link (dashed: only possible)" : ""}.`)), map.node, line))),
     pictures: [{ title: "Alignment links", node: lines.node }, { title: "Scores of words", node: map.node }],
-    caption: [data.how, score, marks && placedSentence(marks)].filter(Boolean).join(" "),
+    caption: [data.how, score, marks && placedSentence(marks)].filter(Boolean).join(" · "),
     table: {
       columns: ["source", "source_word", "target", "target_word", "gold", ...(marks ? ["mark"] : []), "score"],
       rows: () => data.links.map(([source, target, strength]): Cell[] => {
