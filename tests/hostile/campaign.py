@@ -161,6 +161,8 @@ class Campaign:
         copy = self.folder / target.name / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
+        (copy / "loop").symlink_to("loop")
+        (copy / "dangling").symlink_to("nowhere")
         return copy
 
     def _case(self, target: Target, case: Case) -> None:
