@@ -2,8 +2,8 @@
 
 A target is a folder of whole files, and a command that reads them. A case damages one file in a copy of the folder (or
 calls the command wrongly, breaks its streams, interrupts it), forks this process (which has imported everything already),
-runs the command there, and looks at what is left: an exit code of 0 or 2 (130 after Ctrl-C), at most one line of error,
-little memory, and every file that was not the command's to write as it was before.
+runs the command there, and looks at what is left: an exit code of 0 or 2 (130 or 143 where it was told to end), one line of
+error, little memory, no draft, and every file that was not the command's to write as it was before.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Case:
     arguments: Sequence[str] | None = None  # in place of the target's
     streams: Callable[[], None] | None = None  # in the child, before the command
     surroundings: Callable[[Path], None] | None = None  # the same, for the folder of its files
-    interrupt: float | None = None  # seconds after which Ctrl-C is pressed
+    interrupt: float | None = None  # seconds after which it is told to end
+    how: signal.Signals = signal.SIGINT
     keep: str = ""  # a file that must stay as it is, wherever it lies
 
 
@@ -119,7 +120,9 @@ class Campaign:
         for number in range(cases // 5):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
             at = rng.uniform(0.05, 1.0)
-            self._case(target, Case(f"{target.name} {seed}/{number}: interrupted after {at:.2f} s", interrupt=at))
+            how = (signal.SIGINT, signal.SIGTERM)[number % 2]
+            where = f"{target.name} {seed}/{number}: {how.name} after {at:.2f} s"
+            self._case(target, Case(where, interrupt=at, how=how))
         return self.tally
 
     def _inputs_among_outputs(self, target: Target, cases: int, seed: int) -> None:
@@ -182,7 +185,7 @@ class Campaign:
         if code < 0:
             kind = "hangs" if -code == signal.SIGALRM else "signals"
             self._fault(kind, f"{where}: {signal.Signals(-code).name}")
-        elif code not in (0, 2, 130 if case.interrupt is not None else 0) or "Traceback" in err:
+        elif code not in (0, 2, 128 + case.how if case.interrupt is not None else 0) or "Traceback" in err:
             self._fault("tracebacks", f"{where}: exit code {code}: {err[-3000:]}")
         elif code and heard and not sentence.startswith("normlens: "):
             self._fault("manners", f"{where}: {err!r}")
@@ -247,8 +250,9 @@ def _command(target: Target, copy: Path, case: Case) -> int:
         case.surroundings(copy)
     if case.streams is not None:
         case.streams()
-    key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), case.how))
     if case.interrupt is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before the command begins and after it has ended
         key.start()
     try:
         main.main()
