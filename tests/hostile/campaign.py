@@ -85,6 +85,7 @@ class Campaign:
     def __init__(self, folder: Path) -> None:
         self.folder, self.tally = folder, Tally()
         self._whole: dict[str, tuple[Path, Path]] = {}  # its files before and after the command
+        self._seconds: dict[str, float] = {}  # that the command takes
 
     def attack(self, target: Target, cases: int, seed: int = 0) -> Tally:
         """Try so many cases against a target."""
@@ -117,9 +118,14 @@ class Campaign:
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
         for name in chosen.sample(sorted(SURROUNDINGS), min(cases, len(SURROUNDINGS))):
             self._case(target, Case(f"{target.name}: {name}", surroundings=SURROUNDINGS[name]))
-        for number in range(cases // 5):
+        return self.tally
+
+    def interrupt(self, target: Target, times: int, seed: int = 0) -> Tally:
+        """Tell a target's command to end at random moments, by Ctrl-C and by SIGTERM in turn."""
+        self._made(target)
+        for number in range(times):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
-            at = rng.uniform(0.05, 1.0)
+            at = rng.uniform(0.02, self._seconds[target.name])
             how = (signal.SIGINT, signal.SIGTERM)[number % 2]
             where = f"{target.name} {seed}/{number}: {how.name} after {at:.2f} s"
             self._case(target, Case(where, interrupt=at, how=how))
@@ -153,7 +159,9 @@ class Campaign:
             assert status == 0, f"{target.name} must be made: {err}"
             (whole / "bystander.txt").write_text("nothing to do with it\n")
             copy = self._copied(target, whole)
+            start = time.monotonic()
             status, err, _ = self._run(target, copy, Case(target.name))
+            self._seconds[target.name] = time.monotonic() - start
             assert os.waitstatus_to_exitcode(status) == 0, f"{target.name} must succeed on whole files: {err}"
             right = self.folder / target.name / "right"
             copy.rename(right)
@@ -221,6 +229,9 @@ class Campaign:
             code = 99
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.signal(
+                    signal.SIGINT, signal.default_int_handler
+                )  # ignored by what a shell runs in the background
                 signal.alarm(_LONGEST)
                 os.fsync = lambda handle: None  # nothing here outlives the machine
                 with error_file.open("w") as errors, _NOWHERE.open() as nothing, _NOWHERE.open("w") as nowhere:
@@ -295,7 +306,7 @@ def _digest(path: Path) -> str:
     return "missing"
 
 
-def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
+def main(targets: Sequence[Target], folder: Path, cases: int, interruptions: int, seed: int) -> int:
     """Attack every target, print what was found, and return an exit code."""
     campaign, start = Campaign(folder), time.monotonic()
     for target in targets:
@@ -303,6 +314,7 @@ def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
         campaign.attack(target, cases, seed)
         if target.misused:
             campaign.misuse(target, cases, seed)
+            campaign.interrupt(target, interruptions, seed)
         print(
             f"{target.name}: {campaign.tally.tried} cases so far, {len(campaign.tally.faults) - known} faults",
             flush=True,
