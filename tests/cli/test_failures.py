@@ -131,7 +131,8 @@ def test_every_command_has_its_own_advice(name: str, advice: str) -> None:
     assert advice in COMMANDS[name]
 
 
-def test_ctrl_c_in_a_running_command(tmp_path: Path, aer: list[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_running_command_that_is_told_to_end(number: int, code: int, tmp_path: Path, aer: list[str]) -> None:
     os.mkfifo(tmp_path / "never")  # whoever reads it waits
     process = subprocess.Popen(
         [*COMMAND, "aer", str(tmp_path / "never"), *aer[2:]],
@@ -144,10 +145,10 @@ def test_ctrl_c_in_a_running_command(tmp_path: Path, aer: list[str]) -> None:
     )
     writer = os.open(tmp_path / "never", os.O_WRONLY)  # returns when the command has opened it
     time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=120)
     os.close(writer)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert err == "normlens: interrupted; run the same command again to start over\n"
 
 

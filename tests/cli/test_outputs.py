@@ -222,6 +222,22 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_made(
     assert code == 2 and [path.name for path in tmp_path.iterdir()] == ["data"], "a folder was left behind"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("reproduce", "kobayashi2021", "--data", "text"), ("reproduce", "kobayashi2024", "--data", "text"),
+        ("compare", "one", "two", "--data", "text"), ("faithful", "--texts", "text"), ("corpus", "text"),
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_a_folder_holds_one_run_at_a_time(command: tuple[str, ...], shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the river runs")
+    with own_folder(tmp_path / "out", "run"):
+        code, _, err = shell(*command, "--out", tmp_path / "out", "--overwrite")
+        assert code == 2 and "another process is at work in" in err
+        assert list((tmp_path / "out").iterdir()) == []
+
+
 @pytest.mark.parametrize("model", ["none", "model"])
 @pytest.mark.parametrize("command", [("analyze", "\udcff"), ("explain", "\udcff"), ("corpus", "empty")])
 def test_a_run_that_came_to_nothing_leaves_nothing(
@@ -253,7 +269,9 @@ def test_no_output_of_an_aligner_is_one_of_its_inputs(flag: str, name: str, shel
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text() != "mine"]
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000 + "x", "text/below", "/proc/nope/x", "/dev/full/x"])
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "a/" * 3000 + "x", "text/below", "/proc/nope/x", "/dev/full/x", "loop", "loop/below"]
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -269,11 +287,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("normlens.lens.load", lambda *_, **__: pytest.fail("a model was loaded"))
     (tmp_path / "text").write_text("the")
+    (tmp_path / "loop").symlink_to("loop")
     given = ("--model", model) if command[0] != "compare" else ()
     for told in ((), ("--overwrite",)):
         code, _, err = shell(*command, *given, "--out", name, *told)
         assert code == 2 and err.startswith("normlens: ") and err.count("\n") == 1, err
-        assert [path.name for path in tmp_path.iterdir()] == ["text"] and (tmp_path / "text").read_text() == "the"
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == ["loop", "text"] and (tmp_path / "text").read_text() == "the"
 
 
 # ---- the helpers ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .targets import TARGETS, warm_up
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--cases", type=int, default=200, help="for each target")
+parser.add_argument("--interruptions", type=int, help="of each command; a fifth of the cases by default")
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--only", default="", help="targets whose name begins like this; several, separated by commas")
 arguments = parser.parse_args()
@@ -26,4 +27,5 @@ torch.set_num_threads(1)
 warm_up()
 with tempfile.TemporaryDirectory() as folder:
     chosen = [target for target in TARGETS if target.name.startswith(tuple(arguments.only.split(",")))]
-    raise SystemExit(main(chosen, Path(folder), arguments.cases, arguments.seed))
+    interruptions = arguments.cases // 5 if arguments.interruptions is None else arguments.interruptions
+    raise SystemExit(main(chosen, Path(folder), arguments.cases, interruptions, arguments.seed))

@@ -2,8 +2,8 @@
 
 A target is a folder of whole files, and a command that reads them. A case damages one file in a copy of the folder (or
 calls the command wrongly, breaks its streams, interrupts it), forks this process (which has imported everything already),
-runs the command there, and looks at what is left: an exit code of 0 or 2 (130 after Ctrl-C), at most one line of error,
-little memory, and every file that was not the command's to write as it was before.
+runs the command there, and looks at what is left: an exit code of 0 or 2 (130 or 143 where it was told to end), one line of
+error, little memory, no draft, and every file that was not the command's to write as it was before.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Case:
     arguments: Sequence[str] | None = None  # in place of the target's
     streams: Callable[[], None] | None = None  # in the child, before the command
     surroundings: Callable[[Path], None] | None = None  # the same, for the folder of its files
-    interrupt: float | None = None  # seconds after which Ctrl-C is pressed
+    interrupt: float | None = None  # seconds after which it is told to end
+    how: signal.Signals = signal.SIGINT
     keep: str = ""  # a file that must stay as it is, wherever it lies
 
 
@@ -84,6 +85,7 @@ class Campaign:
     def __init__(self, folder: Path) -> None:
         self.folder, self.tally = folder, Tally()
         self._whole: dict[str, tuple[Path, Path]] = {}  # its files before and after the command
+        self._seconds: dict[str, float] = {}  # that the command takes
 
     def attack(self, target: Target, cases: int, seed: int = 0) -> Tally:
         """Try so many cases against a target."""
@@ -116,10 +118,17 @@ class Campaign:
             self._case(target, Case(f"{target.name}: {name}", streams=breaks))
         for name in chosen.sample(sorted(SURROUNDINGS), min(cases, len(SURROUNDINGS))):
             self._case(target, Case(f"{target.name}: {name}", surroundings=SURROUNDINGS[name]))
-        for number in range(cases // 5):
+        return self.tally
+
+    def interrupt(self, target: Target, times: int, seed: int = 0) -> Tally:
+        """Tell a target's command to end at random moments, by Ctrl-C and by SIGTERM in turn."""
+        self._made(target)
+        for number in range(times):
             rng = random.Random(f"{seed} interrupted {target.name} {number}")
-            at = rng.uniform(0.05, 1.0)
-            self._case(target, Case(f"{target.name} {seed}/{number}: interrupted after {at:.2f} s", interrupt=at))
+            at = rng.uniform(0.02, self._seconds[target.name])
+            how = (signal.SIGINT, signal.SIGTERM)[number % 2]
+            where = f"{target.name} {seed}/{number}: {how.name} after {at:.2f} s"
+            self._case(target, Case(where, interrupt=at, how=how))
         return self.tally
 
     def _inputs_among_outputs(self, target: Target, cases: int, seed: int) -> None:
@@ -150,7 +159,9 @@ class Campaign:
             assert status == 0, f"{target.name} must be made: {err}"
             (whole / "bystander.txt").write_text("nothing to do with it\n")
             copy = self._copied(target, whole)
+            start = time.monotonic()
             status, err, _ = self._run(target, copy, Case(target.name))
+            self._seconds[target.name] = time.monotonic() - start
             assert os.waitstatus_to_exitcode(status) == 0, f"{target.name} must succeed on whole files: {err}"
             right = self.folder / target.name / "right"
             copy.rename(right)
@@ -161,6 +172,8 @@ class Campaign:
         copy = self.folder / target.name / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
+        (copy / "loop").symlink_to("loop")
+        (copy / "dangling").symlink_to("nowhere")
         return copy
 
     def _case(self, target: Target, case: Case) -> None:
@@ -180,7 +193,7 @@ class Campaign:
         if code < 0:
             kind = "hangs" if -code == signal.SIGALRM else "signals"
             self._fault(kind, f"{where}: {signal.Signals(-code).name}")
-        elif code not in (0, 2, 130 if case.interrupt is not None else 0) or "Traceback" in err:
+        elif code not in (0, 2, 128 + case.how if case.interrupt is not None else 0) or "Traceback" in err:
             self._fault("tracebacks", f"{where}: exit code {code}: {err[-3000:]}")
         elif code and heard and not sentence.startswith("normlens: "):
             self._fault("manners", f"{where}: {err!r}")
@@ -216,6 +229,9 @@ class Campaign:
             code = 99
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.signal(
+                    signal.SIGINT, signal.default_int_handler
+                )  # ignored by what a shell runs in the background
                 signal.alarm(_LONGEST)
                 os.fsync = lambda handle: None  # nothing here outlives the machine
                 with error_file.open("w") as errors, _NOWHERE.open() as nothing, _NOWHERE.open("w") as nowhere:
@@ -245,8 +261,9 @@ def _command(target: Target, copy: Path, case: Case) -> int:
         case.surroundings(copy)
     if case.streams is not None:
         case.streams()
-    key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), case.how))
     if case.interrupt is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before the command begins and after it has ended
         key.start()
     try:
         main.main()
@@ -289,7 +306,7 @@ def _digest(path: Path) -> str:
     return "missing"
 
 
-def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
+def main(targets: Sequence[Target], folder: Path, cases: int, interruptions: int, seed: int) -> int:
     """Attack every target, print what was found, and return an exit code."""
     campaign, start = Campaign(folder), time.monotonic()
     for target in targets:
@@ -297,6 +314,7 @@ def main(targets: Sequence[Target], folder: Path, cases: int, seed: int) -> int:
         campaign.attack(target, cases, seed)
         if target.misused:
             campaign.misuse(target, cases, seed)
+            campaign.interrupt(target, interruptions, seed)
         print(
             f"{target.name}: {campaign.tally.tried} cases so far, {len(campaign.tally.faults) - known} faults",
             flush=True,

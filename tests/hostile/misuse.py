@@ -20,6 +20,7 @@ TEXTS = [
     "", " ", ".", "-", "=", "x=", "=x", "bystander.txt", "bystander.txt/x", "/dev/null", "/dev/full", "/dev/zero",
     "/proc/nope/x", "/proc/self/x", "nosuch://place/x", "[/x]", "[bold]x[/bold]", ":cat:", "(", "a=(", "*", "%s", "{0}",
     "a\nb", "\x1b[31m", "\udcff", "x" * 300, "x" * 5000, "1:", "9:1", "1000000", "1:" + "9" * 30, "true", "None", "-1",
+    "loop", "loop/x", "dangling",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@
 | a mistake of the user's, or a model, file or machine that does not serve: `NormlensError`, wrong usage | 2 |
 | an error that nobody foresaw; its traceback goes into a log file that the sentence names | 70 |
 | Ctrl-C; the sentence says how to go on | 130 |
+| the same, asked for by `kill`, `timeout` or a scheduler (SIGTERM) | 143 |
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import traceback
@@ -29,7 +31,7 @@ from normlens.cli.terminal import let_go, say, visible
 from normlens.errors import InputError, NormlensError
 from normlens.files.writing import write_text
 
-WRONG, UNFORESEEN, INTERRUPTED = 2, 70, 130
+WRONG, UNFORESEEN, INTERRUPTED, TERMINATED = 2, 70, 130, 143
 
 #: PyTorch, oneDNN and threads have words for a want of memory, and no type.
 _NO_ROOM = "allocate memory|out of memory|can't start new thread|could not create a primitive$"
@@ -46,7 +48,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 def exit_code(run: Callable[[], None], after_interruption: str) -> int:
     """Run a command to its end, whatever the end is, and return the exit code."""
     try:
-        with _guarded_streams():
+        with _guarded_streams(), _orderly_end():
             code = 0
             try:
                 run()
@@ -58,8 +60,8 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
         return _end(WRONG, str(error))
     except _UsageError as error:
         return _end(WRONG, _usage(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return _end(INTERRUPTED, f"interrupted; {after_interruption}")
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return _end(TERMINATED if isinstance(stop, _Terminated) else INTERRUPTED, f"interrupted; {after_interruption}")
     except Exception as error:
         if _lacks_memory(error):
             return _end(WRONG, _NO_MEMORY)
@@ -124,6 +126,28 @@ def _state_folder() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser() / "normlens" / "logs"
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "normlens"
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which otherwise ends a process where it stands, with its drafts left behind."""
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """While the block runs, SIGTERM is an interruption like Ctrl-C; where signals are somebody else's, nothing changes."""
+
+    def end(*_: Any) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # this is not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager

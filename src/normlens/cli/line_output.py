@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, growing_file, is_there
+from normlens.files.writing import check_outputs, growing_file, is_there, real
 
 if TYPE_CHECKING:
     from normlens.alignment.parallel_files import UnfinishedRun
@@ -37,7 +37,7 @@ def check_output(
         raise InputError(f"lines are written to a file in an existing folder: {out} is not one; check --out")
     check_outputs(beside, inputs, replace=overwrite, remedy="pass --overwrite to replace it")
     for path in beside:
-        if path.resolve() in [line.resolve() for line in lines]:
+        if real(path) in map(real, lines):
             raise InputError(f"every output has a place of its own: {path} is named twice; choose another path")
 
 

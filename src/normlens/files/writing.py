@@ -33,6 +33,11 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def real(path: Path) -> Path:
+    """The path without links; where links lead in a circle, `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
+
+
 def refuse_existing(path: Path, remedy: str) -> None:
     """An output that exists is never replaced without being asked for; `remedy` says how to ask."""
     if os.path.lexists(path):
@@ -47,7 +52,7 @@ def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
         if not os.path.lexists(read):
             continue
         same = output.exists() and read.exists() and output.samefile(read)
-        if same or (read.is_dir() and output.resolve().is_relative_to(read.resolve())):
+        if same or (read.is_dir() and real(output).is_relative_to(real(read))):
             raise InputError(f"an output must not be an input: {output} is read by this run; choose another path")
 
 
@@ -69,11 +74,11 @@ def check_outputs(
         if is_there(output) and output.is_dir() != (output in folders):
             is_one, wanted = ("a file", "a folder") if output in folders else ("a folder", "a file")
             raise InputError(f"the output must be writable: {output} is {is_one}, not {wanted}; choose another path")
-        if taken.setdefault(output.resolve(), output) is not output:
+        if taken.setdefault(real(output), output) is not output:
             raise InputError(f"every output has a place of its own: {output} is named twice; choose another path")
     for folder in folders:
         for read in inputs:
-            if folder.is_dir() and os.path.lexists(read) and read.resolve().is_relative_to(folder.resolve()):
+            if folder.is_dir() and os.path.lexists(read) and real(read).is_relative_to(real(folder)):
                 raise InputError(
                     f"an output must not be an input: {read} lies in {folder}, which is written; choose another path"
                 )
@@ -83,7 +88,7 @@ def check_place(output: Path) -> None:
     """Refuse a name that is too long, or lies below a file or a folder that takes none; nothing is made."""
     try:
         with suppress(FileNotFoundError):
-            os.lstat(output)
+            output.stat()
         folder = next(parent for parent in output.absolute().parents if os.path.lexists(parent))
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -24,7 +24,7 @@ from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError
 from normlens.files.remote import AnyPath, RemotePath
 from normlens.files.seals import read_json, read_sealed_json, write_sealed_json
-from normlens.files.writing import check_place, is_draft, is_there, remove_drafts, writable_folder
+from normlens.files.writing import check_place, is_draft, is_there, real, remove_drafts, writable_folder
 
 _RECORD = "run.json"
 _PART = re.compile(r"part-\d{8}\.parquet")
@@ -205,7 +205,7 @@ def _lies_in(path: AnyPath, folder: AnyPath) -> bool:
     """Whether a path is another one, or something in it."""
     if isinstance(path, RemotePath) or isinstance(folder, RemotePath):
         return isinstance(path, RemotePath) and isinstance(folder, RemotePath) and path.is_below(folder)
-    return path.resolve().is_relative_to(folder.resolve())
+    return real(path).is_relative_to(real(folder))
 
 
 def _is_link(path: AnyPath) -> bool:
