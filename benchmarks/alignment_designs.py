@@ -5,8 +5,8 @@
 
 The table of docs/alignment.md: nothing here is fitted, but a choice among many rows is a choice by gold, so pass only those
 pairs that may be chosen on. `--final` measures the default alone, on the pairs after the first `--skip`, with how often the
-links of each confidence are right. `--explain 4` adds the terms of `explain` on every fourth pair: a backward pass for each target
-subword, about a minute for 20 pairs and a model.
+links of each confidence are right. `--explain 4` adds the terms of `explain` on every fourth pair: a backward pass for each
+target subword, about a minute for 20 pairs and a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from normlens.alignment.extraction import (
     share_links,
 )
 from normlens.alignment.formats import read_alignments
-from normlens.alignment.layer_choice import Setting
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.scoring import corpus_counts
@@ -176,31 +175,36 @@ def _majority(pair: Pair, axis: int, direction: int) -> np.ndarray:
 
 def seen(mapper: WordMapper, pairs: Sequence[EncodedPair], chosen: Sequence[int], others: Sequence[int]) -> list[Seen]:
     """The maps of one direction: of the chosen layers, and of the others read as `awo`."""
-    found: dict[int, dict[str, np.ndarray]] = {}
+    found: dict[int, Seen] = {}
     for batch in mapper.batches(pairs, 2048):
-        rows = [pairs[i] for i in batch]
-        pooling = WordPooling(rows, mapper.device)
-        rolled = _rolled(mapper, rows)
-        views: dict[str, list[torch.Tensor]] = {name: [] for name in (*MEASURES, "awo", "rolled")}
-
-        def take(result: SiteResult) -> None:
-            read: Setting = "awi"
-            if result.layer in others:
-                views["awo"].append(pooling(result.values["attn_n"], "awo"))
-            if result.layer in chosen:
-                for name in MEASURES[:-1]:
-                    views[name].append(pooling(result.values[name], read))
-                views["af_norm"] += list(pooling(result.values["af_norm"], read).unbind(1))
-                values = result.values["attn_n"]
-                views["rolled"].append(pooling(0.75 * values + 0.25 * values @ rolled.to(values), read))
-
-        mapper.measure_batch(rows, take, measures=MEASURES)
-        for place, i in enumerate(batch):
-            found[i] = {
-                name: np.stack([pooling.one_pair(one, place).double().numpy() for one in some])
-                for name, some in views.items()
-            }
+        found.update(zip(batch, _seen_batch(mapper, [pairs[i] for i in batch], chosen, others), strict=True))
     return [found[i] for i in range(len(pairs))]
+
+
+def _seen_batch(
+    mapper: WordMapper, rows: Sequence[EncodedPair], chosen: Sequence[int], others: Sequence[int]
+) -> list[Seen]:
+    pooling, rolled = WordPooling(rows, mapper.device), _rolled(mapper, rows)
+    views: dict[str, list[torch.Tensor]] = {name: [] for name in (*MEASURES, "awo", "rolled")}
+
+    def take(result: SiteResult) -> None:
+        values = result.values["attn_n"]
+        if result.layer in others:
+            views["awo"].append(pooling(values, "awo"))
+        if result.layer in chosen:
+            for name in MEASURES[:-1]:
+                views[name].append(pooling(result.values[name], "awi"))
+            views["af_norm"] += list(pooling(result.values["af_norm"], "awi").unbind(1))
+            views["rolled"].append(pooling(0.75 * values + 0.25 * values @ rolled.to(values), "awi"))
+
+    mapper.measure_batch(rows, take, measures=MEASURES)
+    return [
+        {
+            name: np.stack([pooling.one_pair(one, place).double().numpy() for one in some])
+            for name, some in views.items()
+        }
+        for place in range(len(rows))
+    ]
 
 
 def _rolled(mapper: WordMapper, rows: Sequence[EncodedPair]) -> torch.Tensor:
@@ -232,7 +236,9 @@ def table(designs: Mapping[str, Callable[[Pair], Links]], pairs: Sequence[Pair],
     """One row for each design."""
     for name, design in designs.items():
         counts = corpus_counts([design(pair) for pair in pairs], gold)
-        figures = " | ".join(f"{100 * x:.{n}f}" for x, n in ((counts.aer, 2), (counts.precision, 1), (counts.recall, 1)))
+        figures = " | ".join(
+            f"{100 * x:.{n}f}" for x, n in ((counts.aer, 2), (counts.precision, 1), (counts.recall, 1))
+        )
         print(f"| {name} | {figures} |", flush=True)
 
 
@@ -255,7 +261,9 @@ def calibration(joints: Sequence[np.ndarray], gold: Sequence[Annotation]) -> Non
         chance = 1 / (1 + np.exp(-inputs @ weights))
         curvature = inputs.T @ (inputs * (chance * (1 - chance))[:, None])
         weights = weights + np.linalg.solve(curvature, inputs.T @ (wanted - chance))
-    print(f"all: said {np.mean(said):.3f}, right {np.mean(right):.3f}; fit {weights[0]:.2f} + {weights[1]:.2f} logit x\n")
+    print(
+        f"all: said {np.mean(said):.3f}, right {np.mean(right):.3f}; fit {weights[0]:.2f} + {weights[1]:.2f} logit x\n"
+    )
 
 
 def main() -> None:
@@ -293,7 +301,9 @@ def main() -> None:
     calibration([joined_views(pair.forward["attn_n"]) for pair in pairs], gold)
     if given.explain:
         some = range(0, len(pairs), given.explain)
-        print(f"\n{len(some)} pairs, every {given.explain}th\n\n| design | AER | precision | recall |\n|---|---|---|---|")
+        print(
+            f"\n{len(some)} pairs, every {given.explain}th\n\n| design | AER | precision | recall |\n|---|---|---|---|"
+        )
         beside = [
             Pair(
                 {**pairs[i].forward, "explain": explained(mappers["forward"], encoded["forward"][i])},
