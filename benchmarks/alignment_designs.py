@@ -5,8 +5,8 @@
 
 The table of docs/alignment.md: nothing here is fitted, but a choice among many rows is a choice by gold, so pass only those
 pairs that may be chosen on. `--final` measures the default alone, on the pairs after the first `--skip`, with how often the
-links of each confidence are right. `--explain 4` adds the terms of `explain` on every fourth pair: a backward pass for each target
-subword, about a minute for 20 pairs and a model.
+links of each confidence are right. `--explain 4` adds the terms of `explain` on every fourth pair: a backward pass for each
+target subword, about a minute for 20 pairs and a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from normlens.alignment.extraction import (
     share_links,
 )
 from normlens.alignment.formats import read_alignments
-from normlens.alignment.layer_choice import Setting
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.scoring import corpus_counts
@@ -176,31 +175,36 @@ def _majority(pair: Pair, axis: int, direction: int) -> np.ndarray:
 
 def seen(mapper: WordMapper, pairs: Sequence[EncodedPair], chosen: Sequence[int], others: Sequence[int]) -> list[Seen]:
     """The maps of one direction: of the chosen layers, and of the others read as `awo`."""
-    found: dict[int, dict[str, np.ndarray]] = {}
+    found: dict[int, Seen] = {}
     for batch in mapper.batches(pairs, 2048):
-        rows = [pairs[i] for i in batch]
-        pooling = WordPooling(rows, mapper.device)
-        rolled = _rolled(mapper, rows)
-        views: dict[str, list[torch.Tensor]] = {name: [] for name in (*MEASURES, "awo", "rolled")}
-
-        def take(result: SiteResult) -> None:
-            read: Setting = "awi"
-            if result.layer in others:
-                views["awo"].append(pooling(result.values["attn_n"], "awo"))
-            if result.layer in chosen:
-                for name in MEASURES[:-1]:
-                    views[name].append(pooling(result.values[name], read))
-                views["af_norm"] += list(pooling(result.values["af_norm"], read).unbind(1))
-                values = result.values["attn_n"]
-                views["rolled"].append(pooling(0.75 * values + 0.25 * values @ rolled.to(values), read))
-
-        mapper.measure_batch(rows, take, measures=MEASURES)
-        for place, i in enumerate(batch):
-            found[i] = {
-                name: np.stack([pooling.one_pair(one, place).double().numpy() for one in some])
-                for name, some in views.items()
-            }
+        found.update(zip(batch, _seen_batch(mapper, [pairs[i] for i in batch], chosen, others), strict=True))
     return [found[i] for i in range(len(pairs))]
+
+
+def _seen_batch(
+    mapper: WordMapper, rows: Sequence[EncodedPair], chosen: Sequence[int], others: Sequence[int]
+) -> list[Seen]:
+    pooling, rolled = WordPooling(rows, mapper.device), _rolled(mapper, rows)
+    views: dict[str, list[torch.Tensor]] = {name: [] for name in (*MEASURES, "awo", "rolled")}
+
+    def take(result: SiteResult) -> None:
+        values = result.values["attn_n"]
+        if result.layer in others:
+            views["awo"].append(pooling(values, "awo"))
+        if result.layer in chosen:
+            for name in MEASURES[:-1]:
+                views[name].append(pooling(result.values[name], "awi"))
+            views["af_norm"] += list(pooling(result.values["af_norm"], "awi").unbind(1))
+            views["rolled"].append(pooling(0.75 * values + 0.25 * values @ rolled.to(values), "awi"))
+
+    mapper.measure_batch(rows, take, measures=MEASURES)
+    return [
+        {
+            name: np.stack([pooling.one_pair(one, place).double().numpy() for one in some])
+            for name, some in views.items()
+        }
+        for place in range(len(rows))
+    ]
 
 
 def _rolled(mapper: WordMapper, rows: Sequence[EncodedPair]) -> torch.Tensor:

@@ -50,11 +50,8 @@ def main() -> None:
     assert PLAN.texts is not None
     items = read_texts(lens, DATA / PLAN.texts, limit=PLAN.limit).items
     print(f"{len(items)} sentences\n")
-    print(
-        "| method | AOPC, top | the labelled token first | context alone | labelled first |",
-        "|---|---|---|---|---|",
-        sep="\n",
-    )
+    head = "| method | AOPC, top | the labelled token first | context alone | labelled first |"
+    print(head, "|---|---|---|---|---|", sep="\n")
     for name in METHODS:
         if name in PLAN.left_out:
             continue

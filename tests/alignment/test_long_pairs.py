@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import normlens
 from normlens.alignment.aligner import Aligner
-from normlens.alignment.long_pairs import LongPair, Sizes, cut_costs
+from normlens.alignment.long_pairs import LONGEST_WINDOW, LongPair, Sizes, cut_costs
 from normlens.alignment.marked_text import Mark, MarkedText
 from normlens.alignment.pair_encoding import PairFormat
 from normlens.alignment.translating import Translator
@@ -149,6 +149,23 @@ def test_a_long_document_has_links_everywhere(family: str) -> None:
             if piece.source[0] <= link[0] < piece.source[1] and piece.target[0] <= link[1] < piece.target[1]
         }
         assert inside == {piece.moved(link) for link in alone.links}
+
+
+def test_sentences_beyond_a_window_are_cut_though_the_model_would_take_them() -> None:
+    aligner = Aligner(lens("t5"), layer=[1, 2], extract="mutual")
+    aligner.choose_layers(SENTENCES)
+    source, target = _document(12)
+    mapper = aligner.forward
+    assert mapper.encoder(source, target).problem is None, "the model takes it"
+    assert len(mapper.encoder(source, target).source.ids) > LONGEST_WINDOW
+    document = aligner._long(source, target)
+    assert document is not None
+    aligner._align_documents([document])
+    assert len(document.pieces()) > 1
+    one = source.replace(" .", " ,").replace("!", ","), target.replace(" .", " ,").replace("!", ",")
+    assert aligner._long(*one) is None, "one sentence, however long, stays whole where the model takes it"
+    assert aligner._long(source, one[1]) is None, "a cut needs an end of a sentence on both sides"
+    assert aligner._long(*_document(1)) is None, "a window holds it"
 
 
 def test_layers_of_a_document_are_chosen_on_its_beginning() -> None:

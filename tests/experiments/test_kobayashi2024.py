@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,16 @@ import torch
 from scipy import stats
 
 from normlens.errors import InputError
-from normlens.experiments.kobayashi2024 import COMPONENTS, MAPS, LayerStudy, pairs_of, run, spearman, top_pairs
+from normlens.experiments.kobayashi2024 import (
+    COMPONENTS,
+    MAPS,
+    LayerStudy,
+    estimate,
+    pairs_of,
+    run,
+    spearman,
+    top_pairs,
+)
 from normlens.experiments.kobayashi2024 import measured as measure_all
 from normlens.lens import Lens
 from tests import tiny
@@ -49,11 +60,23 @@ def test_report_of_an_encoder(study: LayerStudy, tmp_path: Path) -> None:
     assert outcome.table("changes").value("all", "feed-forward") > 0
     kinds = outcome.table("amplified")
     assert sum(kinds.value(kind, "all") for kind in kinds.rows) == pytest.approx(100)
-    assert "times the plain forward pass" in outcome.facts["cost"]
+    assert "times the plain forward pass" in outcome.facts["cost"] and outcome.facts["cost"] in outcome.ran_on
+    page = report.read_text(encoding="utf-8")
+    assert "BERTs, RoBERTas and GPT-2s" in page and ".." not in "".join(f.paper + "." for f in outcome.findings)
+    assert not any(re.search(r"-\d", finding.measured) for finding in outcome.findings), (
+        "a number has a real minus sign"
+    )
+
+
+def test_one_sequence_has_no_cost_to_tell(study: LayerStudy) -> None:
+    outcome = run(replace(study, limit=1))
+    assert outcome.facts["cost"].startswith("not measured") and "nan" not in outcome.ran_on
 
 
 def test_decoders_have_half_the_pairs_and_two_stacks_are_refused() -> None:
     assert pairs_of("decoder", 4).sum() == 10 and pairs_of("encoder", 4).sum() == 16
+    assert "4,096 pairs" in estimate(2, 64, "encoder") and "2,080 pairs" in estimate(2, 64, "decoder")
+    assert "about 32 " in estimate(2, 64, "encoder") and "about 16 " in estimate(2, 64, "decoder")
     with pytest.raises(InputError, match="one stack of layers"):
         LayerStudy(Lens(tiny.make("t5"), tiny.tokenizer_for("t5")))
     with pytest.raises(InputError, match="no tokenizer"):

@@ -37,7 +37,7 @@ from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from normlens.lens import Lens, load
 from normlens.provenance import version_of, versions
-from normlens.text.words import Span, spaced_spans, word_spans
+from normlens.text.words import Span, sentence_ends, spaced_spans, word_spans
 
 if TYPE_CHECKING:
     from normlens.viewer.alignment_page import Gold
@@ -310,9 +310,9 @@ class Aligner:
     # ---- pairs beyond the models' length: see `long_pairs` --------------------------------------------------------
 
     def _long(self, source: str, target: str) -> LongPair | None:
-        """The pair as a document to be cut, if it is too long for a model and every word of it fits."""
+        """The pair as a document to be cut, if it is too long for a model, or for a window, and every word of it fits."""
         encoded = [both[1][0] for both in self._directions([(source, target)]).values()]
-        if self.choices.raw or not any(pair.too_long for pair in encoded):
+        if self.choices.raw or not any(pair.too_long or _many_sentences(pair) for pair in encoded):
             return None
         sides: list[list[tuple[tuple[int, ...], ...]]] = [[], []]
         fits = [LONGEST_WINDOW, LONGEST_WINDOW]
@@ -522,6 +522,16 @@ def word_rule(name: WordRule) -> Callable[[str], list[Span]]:
 def spaced(text: str, spans: Sequence[Span]) -> str:
     """The words of a text with spaces between them, as the models are given them."""
     return " ".join(text[start:end] for start, end in spans)
+
+
+def _many_sentences(pair: EncodedPair) -> bool:
+    """Whether a pair that a model takes is still better cut: longer than a window, with sentences on both sides.
+
+    Models that were trained on sentences lose their way in what is as long as they can just take.
+    """
+    if max(len(pair.source.ids), len(pair.target.ids)) <= LONGEST_WINDOW:
+        return False
+    return all(any(end < len(side.words) for end in sentence_ends(side.words)) for side in (pair.source, pair.target))
 
 
 def _existing(layers: Sequence[int], mapper: WordMapper) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Pairs beyond a model's length: where they are cut into pieces that the model aligns one by one.
+"""Pairs beyond a model's length, or of several sentences beyond a window's: cut into pieces that are aligned one by one.
 
 Cutting both sides at the same numbers would tear translations apart, so the links themselves say where to cut:
 

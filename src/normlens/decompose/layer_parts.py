@@ -115,7 +115,7 @@ class LayerParts:
         """What each position gives itself, at each place (in cross-attention: what the residual gives)."""
         entering = self._by_query(self._entering_own)
         part = entering if self.tensors.beside is None else self.block.self_vectors("res")
-        return self._places(self._fed_own, part, self._branch_scale, self._end_scale)
+        return self._places(self._fed[0], part, self._branch_scale, self._end_scale)
 
     @cached_property
     def context(self) -> dict[Place, Float[Tensor, "batch query model"]]:
@@ -124,7 +124,7 @@ class LayerParts:
             part = self.block.context_vectors("res")
             return self._places(torch.zeros_like(part), part, self._branch_scale, self._end_scale)
         part = self.block.context_vectors("ln")
-        return self._places(self._fed_context, part, self._branch_scale, self._end_scale)
+        return self._places(self._fed[1], part, self._branch_scale, self._end_scale)
 
     def mixing_norms(self, place: Place) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
         """`‖context‖` and `‖self‖` at a place."""
@@ -140,28 +140,39 @@ class LayerParts:
         return {stem: at_stem(stem, slice(None)) for stem in stems(self.tensors.root)}
 
     @cached_property
-    def _fed_own(self) -> Float[Tensor, "batch query model"]:
-        own, inside = self._own_at_stems, self.frozen.vectors_at(self._entering_own)
-        fed = self.frozen.carry(lambda stem, rows: own[stem][rows] if stem in own else inside(stem, rows), slice(None))
-        return self._by_query(fed)
+    def _fed(self) -> tuple[Float[Tensor, "batch query model"], Float[Tensor, "batch query model"]]:
+        """What the block makes of what each position gives itself, and of the rest.
+
+        The rest is what the block gave, less the position's own and what belongs to nobody. At the stems that is a
+        difference of what is known already; the constants are a few vectors. One product with the last matrix serves both.
+        """
+        known, inside = self._own_at_stems, self.frozen.vectors_at(self._entering_own)
+        own = self.frozen.before_last(
+            lambda stem, rows: known[stem][rows] if stem in known else inside(stem, rows), slice(None)
+        )
+        at_stem = self._rest_at_stems
+        if at_stem is None:
+            fed = self._by_query(self.frozen.last(own))
+            return fed, self.tensors.output - fed
+        rest = self.frozen.before_last(at_stem, slice(None))
+        fed, left = self.frozen.last(torch.cat([own, rest])).chunk(2)
+        return self._by_query(fed), self._by_query(left)
 
     @cached_property
-    def _fed_context(self) -> Float[Tensor, "batch query model"]:
-        """The rest: what the block gave, less what the position gave itself and what belongs to nobody.
-
-        At the stems that is a difference of what is known already; the constants are a few vectors.
-        """
+    def _rest_at_stems(self) -> AtStem | None:
+        """The rest at the stems; None where nothing belongs to nobody, so that it needs no product."""
         t, frozen, root = self.block.tensors, self.frozen, self.tensors.root
+        if self.tensors.beside is not None:  # the position's own is all that there is
+            return None
         constants = Constants(len(self.x)).plus(t.bias).through(t.branch, t.projected.flatten(0, 1))
         if t.norm is not None:
             constants = constants.through((t.norm,), t.total.flatten(0, 1))
         if t.others is None and not constants.terms and not has_constants(root):
-            return self.tensors.output - self._fed_own
+            return None
         if t.others is None and not has_experts(root):
-            at_stem = frozen.rest_at(self._own_at_stems, constants)
-        else:  # a shift on the residual, another branch, experts: by the vectors themselves
-            at_stem = frozen.vectors_at(self.block.context_vectors("ln").flatten(0, 1))
-        return self._by_query(frozen.carry(at_stem, slice(None)))
+            return frozen.rest_at(self._own_at_stems, constants)
+        # A shift on the residual, another branch, experts: by the vectors themselves.
+        return frozen.vectors_at(self.block.context_vectors("ln").flatten(0, 1))
 
     def _by_query(self, rows: Float[Tensor, "row any"]) -> Float[Tensor, "batch query any"]:
         return rows.view(*self.block.tensors.total.shape[:2], -1)

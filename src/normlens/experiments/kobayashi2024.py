@@ -376,8 +376,8 @@ def findings(found: Measured) -> tuple[Finding, ...]:
             "Residual and normalization take back much of what the feed-forward block does.",
             "cancellation",
             undone <= CANCELLED and smaller >= 0.75 * layers,
-            f"The changes correlate with ρ = {formatted(undone, 2)}, and in {smaller} of {layers} layers all three together change "
-            "the map less than the feed-forward block alone.",
+            f"The changes correlate with ρ = {formatted(undone, 2)}, and in {smaller} of {layers} layers all three together "
+            "change the map less than the feed-forward block alone.",
             f"holds if ρ is at most {CANCELLED} and the second is so in three quarters of the layers".replace("-", "−"),
             "feed-forward block and surrounding components tend to cancel each other's effects",
             {"rho": undone, "layers": float(smaller)},
