@@ -152,6 +152,25 @@ def test_a_running_command_that_is_told_to_end(number: int, code: int, tmp_path:
     assert err == "normlens: interrupted; run the same command again to start over\n"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_that_became_another_error(
+    number: int, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As matplotlib's C code makes a ValueError of it."""
+
+    def run() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise ValueError("invalid affine transformation matrix") from None
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = [signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)]
+    assert ended(run, capsys) == (code, "normlens: interrupted; run it again\n")
+    assert [signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
 # ---- standard streams ------------------------------------------------------------------------------------------------
 
 

@@ -263,7 +263,7 @@ def _command(target: Target, copy: Path, case: Case) -> int:
         case.streams()
     key = threading.Timer(case.interrupt or 0.0, lambda: os.kill(os.getpid(), case.how))
     if case.interrupt is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before the command begins and after it has ended
+        signal.signal(signal.SIGTERM, lambda *_: None)  # before the command begins and after it has ended
         key.start()
     try:
         main.main()

@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,8 +48,9 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def exit_code(run: Callable[[], None], after_interruption: str) -> int:
     """Run a command to its end, whatever the end is, and return the exit code."""
+    told: list[int] = []  # signals to end
     try:
-        with _guarded_streams(), _orderly_end():
+        with _guarded_streams(), _orderly_end(told):
             code = 0
             try:
                 run()
@@ -56,13 +58,15 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
                 code = stop.exit_code
             sys.stdout.flush()
         return code
-    except NormlensError as error:
-        return _end(WRONG, str(error))
-    except _UsageError as error:
-        return _end(WRONG, _usage(error))
-    except (KeyboardInterrupt, typer.Abort) as stop:
-        return _end(TERMINATED if isinstance(stop, _Terminated) else INTERRUPTED, f"interrupted; {after_interruption}")
+    except (KeyboardInterrupt, typer.Abort):
+        return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption}")
     except Exception as error:
+        if told:  # C code may make another error of an interruption
+            return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption}")
+        if isinstance(error, NormlensError):
+            return _end(WRONG, str(error))
+        if isinstance(error, _UsageError):
+            return _end(WRONG, _usage(error))
         if _lacks_memory(error):
             return _end(WRONG, _NO_MEMORY)
         return _end(UNFORESEEN, _unforeseen(error))
@@ -128,26 +132,29 @@ def _state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "normlens"
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which otherwise ends a process where it stands, with its drafts left behind."""
-
-
 @contextmanager
-def _orderly_end() -> Iterator[None]:
-    """While the block runs, SIGTERM is an interruption like Ctrl-C; where signals are somebody else's, nothing changes."""
+def _orderly_end(told: list[int]) -> Iterator[None]:
+    """While the block runs, SIGTERM is an interruption like Ctrl-C, and both are noted in `told`.
 
-    def end(*_: Any) -> None:
-        raise _Terminated
+    SIGTERM otherwise ends a process where it stands, with its drafts left behind.
+    """
 
-    try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # this is not the main thread
+    def end(number: int, _: Any) -> None:
+        told.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # signals are somebody else's
         yield
         return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
