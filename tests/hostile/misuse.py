@@ -136,11 +136,13 @@ def _variables(**values: str) -> Callable[[Path], None]:
     return lambda folder: os.environ.update({name: value.format(folder) for name, value in values.items()})
 
 
+LITTLE_MEMORY = "there is little memory"
+
 #: What is wrong around a command, and what makes it so in a new process whose files are in a folder.
 SURROUNDINGS: dict[str, Callable[[Path], None]] = {
     "the current folder was removed": _removed_folder,
     "the disk is full": _full_disk,
-    "there is little memory": _little_memory,
+    LITTLE_MEMORY: _little_memory,
     "the cache is a file": _variables(NORMLENS_CACHE="{}/bystander.txt", XDG_CACHE_HOME="{}/bystander.txt"),
     "the cache cannot be written": _variables(NORMLENS_CACHE="/proc/nope", XDG_CACHE_HOME="/proc/nope"),
     "there is no home": _variables(HOME="/nowhere", XDG_STATE_HOME="/proc/nope", TMPDIR="/nowhere"),
