@@ -27,7 +27,7 @@ from normlens.corpus.reading.sequences import TokenSequence
 from normlens.corpus.running.shards import Shard, ShardFolder
 from normlens.lens import Lens
 
-TARGET = 0.68
+TARGET = 0.75
 CATEGORIES = ("cls", "sep", "mask", "special", "comma_period", "other")
 
 

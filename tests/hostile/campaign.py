@@ -225,7 +225,7 @@ class Campaign:
         error_file = self.folder / target.name / "stderr"
         sys.stdout.flush()
         sys.stderr.flush()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _resident()
         child = os.fork()
         if child == 0:
             code = 99
@@ -248,7 +248,12 @@ class Campaign:
             finally:
                 os._exit(code)
         _, status, usage = os.wait4(child, 0)
-        return status, error_file.read_text(errors="replace"), (usage.ru_maxrss - before) * 1024
+        return status, error_file.read_text(errors="replace"), usage.ru_maxrss * 1024 - before
+
+
+def _resident() -> int:
+    """The memory that this process holds now: a fork begins with it, and not with the most that was ever held."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _command(target: Target, copy: Path, case: Case) -> int:

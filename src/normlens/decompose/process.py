@@ -44,19 +44,30 @@ def run_compiled(name: str, **arguments: Any) -> None:
     loop = getattr(compiled_loops(), name)
     arrays = {name: a.numpy() if isinstance(a, Tensor) else a for name, a in arguments.items()}
     with _lock:
+        follow_threads()
         loop(**arrays)
 
 
 @cache
 def compiled_loops() -> Any:
     """The package of compiled loops."""
-    start_threads()
+    _start_threads()
     return importlib.import_module("normlens.decompose.loops")
 
 
+def follow_threads() -> int:
+    """Have numba use as many threads as PyTorch has now, but no more than it has started; returns their number."""
+    import numba
+
+    threads = min(torch.get_num_threads(), _start_threads())
+    if numba.get_num_threads() != threads:
+        numba.set_num_threads(threads)
+    return threads
+
+
 @cache
-def start_threads() -> int:
-    """Start numba's threads, as many as PyTorch has; returns their number. PyTorch's own number stays what it was.
+def _start_threads() -> int:
+    """Start numba's threads, as many as there are processors for it; returns their number. PyTorch's number stays.
 
     They are made to go to sleep soon after their work. PyTorch and numba have a pool of threads each, and a thread that
     has just worked waits for more in a busy loop, by default for milliseconds, on a processor that the other pool needs
@@ -69,8 +80,8 @@ def start_threads() -> int:
     mine = {} if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys() else {"GOMP_SPINCOUNT": "20000"}
     os.environ.update(mine)
     try:
-        threads: int = min(before, numba.get_num_threads())
-        numba.set_num_threads(threads)
+        threads: int = numba.get_num_threads()  # of all that it has, nobody having asked for fewer yet
+        numba.set_num_threads(min(before, threads))
     finally:
         torch.set_num_threads(before)
         for name in mine:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from normlens.corpus.accumulators.histogram import Histogram
 from normlens.corpus.accumulators.spearman_binned import BinnedSpearman
 from normlens.corpus.counting.batches import QuerySums
-from normlens.decompose.process import numba_installed, start_threads
+from normlens.decompose.process import follow_threads, numba_installed
 
 #: Fewer weights than this are not worth waiting for a compiler.
 WORTH_COMPILING = 200_000
@@ -45,7 +45,7 @@ def count_weights(
     # One row per sequence, head and key. Keys of one bin of `y` are counted one after the other: they share a row of the
     # tables, which then stays in cache, and threads that take different bins never write to the same place.
     columns = weights.swapaxes(2, 3).reshape(y.size, -1)
-    order, bounds = _shares(y_coarse, start_threads())
+    order, bounds = _shares(y_coarse, follow_threads())
     histograms = np.zeros((len(bounds) - 1, histogram.counts.size), dtype=np.int64)
     sums, extremes = np.empty((2, y.size)), np.empty((2, y.size), dtype=np.int32)
     undecided = np.zeros(y.size, dtype=bool)
