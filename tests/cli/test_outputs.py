@@ -437,3 +437,32 @@ def test_a_lens_without_a_shell_is_not_touched(model: Path) -> None:
 
     lens: Lens = normlens.load(model)
     assert lens.analyze("=1+1 [/x]").site("encoder").query_tokens == ["=1+1", "[/x]"]
+
+
+@pytest.mark.parametrize("flag", ["--out", "--page"])
+@pytest.mark.parametrize("name", ["source", "target", "choice", "model/config.json", "other"])
+def test_no_output_of_a_projection_is_one_of_its_inputs(flag: str, name: str, shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for file in ("source", "target", "choice", "model/config.json"):
+        (tmp_path / file).write_text("mine")
+    outputs = {"--out": "other", "--page": "page.html", flag: name}
+    arguments = [word for pair in outputs.items() for word in pair]
+    read = (
+        "--source",
+        "source",
+        "--target",
+        "target",
+        "--format",
+        "html",
+        "--layers-from",
+        "choice",
+        "--model",
+        "model",
+    )
+    code, _, err = shell("project", *read, *arguments, "--overwrite")
+    assert code == 2, err
+    if name != "other":
+        assert "an output must not be an input" in err and (tmp_path / name).read_text() == "mine"
+    elif flag != "--out":
+        assert "every output has a place of its own: other is named twice" in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text() != "mine"]

@@ -16,7 +16,6 @@ from normlens.cli.line_output import check_output, check_sentences, input_record
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, refuse_input
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
@@ -74,13 +73,9 @@ def project(
     given = [path for path in (source, target) if path is not None]
     check_sentences(*given)
     read_here = [*given, *([] if layers_from is None else [layers_from]), *model_files(model, reverse_model)]
-    check_output(out, read_here, resume, overwrite)
+    check_output(out, read_here, resume, overwrite, beside=[] if page is None else [page])
     if page is None and page_line != 1:
         raise InputError("the number of a sentence belongs to a page: give --page with it")
-    if page is not None:
-        refuse_input(page, read_here)
-        if not overwrite:
-            refuse_existing(page, "pass --overwrite to replace it")
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
