@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +44,7 @@ from normlens.layer_proof import prove_end, prove_layer, prove_shares
 from normlens.measures import SHARES, SiteValues, measure, same_but_diagonal
 from normlens.proof import Subject, pick_pairs, prove, prove_weights
 from normlens.request import Request
-from normlens.seen_site import SeenSite, block_tensors
+from normlens.seen_site import SeenSite, block_tensors, stack_of
 from normlens.text.positions import Positions
 from normlens.text.word_level import measure_words
 
@@ -74,8 +74,8 @@ class SiteResult:
         return HostCopies(self.values, self.alike)
 
 
-#: Takes a finished site; its block is good only while the call lasts.
-Take = Callable[[SiteResult, Block], None]
+#: Takes a finished site; its block is good only while the call lasts. None: it was measured as one of a stack.
+Take = Callable[[SiteResult, Block | None], None]
 
 
 def capture(
@@ -97,14 +97,15 @@ def capture(
     # Before any hook is set: some projections are asked what they do to unit vectors.
     with in_full_precision(model):
         opened = {
-            n: SeenSite(site, request.plans[id(site)], weights, request.dtype)
+            n: SeenSite(n, site, request.plans[id(site)], weights, request.dtype)
             for n, site in enumerate(anatomy.sites)
             if id(site) in request.plans
         }
-    run = _Pass(model, anatomy, request, positions, opened, take, inputs)
+    run = _Pass(model, anatomy, request, positions, weights, opened, take, inputs)
     with answering(model, run.attention), ExitStack() as hooks:
         run.set_hooks(model, hooks)
         output = model(**run_arguments(model, fresh(dict(inputs))))
+    run.measure_waiting()
     for pending in run.pending.values():
         missing = sorted(str(place) for place in pending.plan.places if place not in pending.tensors)
         raise AnatomyError(
@@ -151,18 +152,20 @@ class _Pass:
         anatomy: Anatomy,
         request: Request,
         positions: Positions,
+        weights: WeightCache,
         opened: dict[int, SeenSite],
         take: Take,
         inputs: Mapping[str, Any],
     ) -> None:
         self._anatomy, self._request, self._positions = anatomy, request, positions
-        self._take = take
+        self._weights, self._take = weights, take
         self._rounding = coarsest([request.dtype], model)
         self._scratch = Scratch()
         self._autocast = autocast_dtype(model) is not None
         self._in_full = full_precision_of(model)
         self._thread = threading.get_ident()
         self.pending = opened  # by number of the site; one that was handed over is not kept
+        self._waiting: list[SeenSite] = []  # all seen, to be measured as stacks
         self._attentions = 0
         self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
@@ -259,11 +262,15 @@ class _Pass:
                     self._keep(pending, alpha, values, heads)
         else:
             pending.values = call.value.to(self._request.dtype)
-            collector = self._collector(pending, call.query.shape[2])
             pending.dtypes.add(call.value.dtype)
+            pending.choose_stack(call.query.shape[2])
             with self._in_full():
-                output = collector.attend(inputs)
-                pending.pairs = collector.result(output)
+                if pending.stack > 1:
+                    output = pending.heads = attend(inputs, pending.keep_weights, self._scratch)
+                else:
+                    collector = self._collector(pending, call.query.shape[2])
+                    output = collector.attend(inputs)
+                    pending.pairs = collector.result(output)
         if pending.complete:
             self._finish(n)
         return output
@@ -280,20 +287,24 @@ class _Pass:
                     self._finish(n)
 
     def _keep(self, pending: SeenSite, alpha: Tensor, values: Tensor, output: Tensor) -> None:
-        """Take weights as a whole; where something multiplies the heads' outputs, they wait until it is known."""
+        """Take the weights that a family's own function shows, as a whole."""
         dtype = self._request.dtype
         pending.values, pending.alpha, pending.heads = values.to(dtype), alpha.to(dtype), output.to(dtype)
+        pending.shown = True
         pending.dtypes.add(values.dtype)
-        if not pending.site.inner:
-            self._take_pairs(pending)
+        pending.choose_stack(alpha.shape[2])
 
-    def _take_pairs(self, pending: SeenSite) -> None:
+    def _take_pairs(self, pending: SeenSite, query_mask: Tensor, subjects: Sequence[Subject]) -> None:
         """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
         alpha, heads, values = pending.alpha, pending.heads, pending.values
         assert alpha is not None and heads is not None and values is not None
         pending.alpha = pending.heads = None
-        real = self._positions.at(pending.site, len(alpha), alpha.shape[2], alpha.shape[3])
-        prove_weights(alpha, real.query_mask, self._subject(pending))
+        if not pending.shown:
+            collector = self._collector(pending, alpha.shape[2])
+            collector.feed(alpha, 0)
+            pending.pairs = collector.result(heads)
+            return
+        prove_weights(alpha, query_mask, subjects)
         by_head, factor = repeat_values(values, alpha.shape[1]), None
         if pending.site.inner:
             found = factors(added_groups(heads, pending.site.groups), self._inner_steps(pending))
@@ -302,7 +313,7 @@ class _Pass:
         if factor is not None and pending.gate is not None:
             samples, weights = self._samples(pending, alpha.shape[2]), pending.weights
             pending.pairs = gated_pairs(
-                alpha, factor, by_head, weights.weight, weights.steps, pending.gate, pending.plan.pairs, samples
+                alpha, factor, by_head, weights.weights[0], weights.steps, pending.gate, pending.plan.pairs, samples
             )
             return
         collector = self._collector(pending, alpha.shape[2], factor)
@@ -325,7 +336,7 @@ class _Pass:
         return PairCollector(
             pending.values,
             queries,
-            pending.weights.weight,
+            pending.weights.weights,
             pending.weights.steps,
             pending.plan.pairs,
             self._samples(pending, queries),
@@ -333,47 +344,66 @@ class _Pass:
             self._scratch,
         )
 
-    def _subject(self, pending: SeenSite) -> Subject:
-        site = pending.site
-        # A router's choices are whole numbers.
-        computed = {self._rounding, *(dtype for dtype in pending.dtypes if dtype.is_floating_point)}
-        rounding = max(computed, key=lambda dtype: torch.finfo(dtype).eps)
-        return Subject(self._anatomy.family, f"{site.kind} layer {site.layer}", site.path, rounding)
-
     def _samples(self, pending: SeenSite, queries: int) -> Samples:
-        """The pairs of this site that the proof will rebuild."""
+        """The pairs that the proof will rebuild, of each site."""
         assert pending.values is not None
-        real = self._positions.at(pending.site, pending.values.shape[0], queries, pending.values.shape[2])
-        return pick_pairs(real.queries, real.keys, diagonal=pending.site.kind != "cross", seed=pending.site.layer)
+        sites, (batch, _, keys, _) = pending.sites, pending.values.shape
+        real = self._positions.at(pending.site, batch // len(sites), queries, keys)
+        picked = [pick_pairs(real.queries, real.keys, diagonal=s.kind != "cross", seed=s.layer) for s in sites]
+        return tuple((first + row, query, key) for first, pairs in enumerate(picked) for row, query, key in pairs)
 
     # ---- a finished site -----------------------------------------------------------------------------------------
 
     def _finish(self, n: int) -> None:
-        """Measure a site, prove it, hand it over and forget it."""
-        # A site may end inside of a call that is watched: what is computed here is not the model's.
-        with nullcontext() if self._reader is None else self._reader.paused(), self._in_full():
-            self._measure(self.pending.pop(n))
+        """Measure a site, at once or together with others that wait for it."""
+        seen = self.pending.pop(n)
+        self._waiting.append(seen)
+        if len(self._waiting) >= seen.stack:
+            # A site may end inside of a call that is watched: what is computed here is not the model's.
+            with nullcontext() if self._reader is None else self._reader.paused():
+                self.measure_waiting()
 
-    def _measure(self, pending: SeenSite) -> None:
-        if pending.pairs is None:
-            self._take_pairs(pending)
-        site, request = pending.site, self._request
-        tensors = block_tensors(pending, request.dtype)
+    def measure_waiting(self) -> None:
+        """Measure the sites that wait, prove them, hand them over in their order and forget them."""
+        waiting, self._waiting = self._waiting, []
+        stacks: dict[object, list[SeenSite]] = defaultdict(list)
+        for seen in waiting:
+            stacks[seen.form if seen.stack > 1 else seen.number].append(seen)
+        found: list[tuple[int, SiteResult, Block | None]] = []
+        with self._in_full():
+            for sites in stacks.values():
+                block, results = self._measure(stack_of(sites, self._weights))
+                mine = block if len(sites) == 1 else None
+                found += [(seen.number, result, mine) for seen, result in zip(sites, results, strict=True)]
+            for _, result, its_block in sorted(found, key=lambda each: each[0]):
+                self._take(result, its_block)
+
+    def _measure(self, seen: SeenSite) -> tuple[Block, list[SiteResult]]:
+        request, sites, family = self._request, seen.sites, self._anatomy.family
+        assert seen.values is not None
+        # A router's choices are whole numbers.
+        computed = {self._rounding, *(dtype for dtype in seen.dtypes if dtype.is_floating_point)}
+        rounding = max(computed, key=lambda dtype: torch.finfo(dtype).eps)
+        subjects = [Subject(family, f"{site.kind} layer {site.layer}", site.path, rounding) for site in sites]
+        rows = len(seen.values) // len(sites)
+        queries = seen.pairs.mixed.shape[1] if seen.pairs is not None else _kept(seen.alpha).shape[2]
+        real = self._positions.at(seen.site, rows, queries, seen.values.shape[2])
+        query_mask, key_mask = (mask.repeat(len(sites), 1) for mask in (real.query_mask, real.key_mask))
+        if seen.pairs is None:
+            self._take_pairs(seen, query_mask, subjects)
+        tensors = block_tensors(seen, request.dtype)
         block = Block(tensors)
-        real = self._positions.at(site, len(tensors.total), tensors.total.shape[1], tensors.values.shape[2])
-        query_mask, key_mask = real.query_mask, real.key_mask
-        measures, mixing = pending.plan.measures, pending.plan.mixing
+        measures, mixing = seen.plan.measures, seen.plan.mixing
         found = measure(block, measures, mixing)
         small = [*found.mixing.values(), *found.residual.values()]
-        subject = self._subject(pending)
-        error, small = prove(block, found.values, query_mask, key_mask, subject, small)
+        error, small = prove(block, found.values, query_mask, key_mask, subjects, small)
         ratios = dict(zip(found.mixing, small, strict=False))
         residual = dict(zip(found.residual, small[len(ratios) :], strict=True))
         if tensors.end is not None:
-            error = torch.maximum(error, prove_end(block, query_mask, subject))
-            prove_layer(block, found.values, subject)
+            error = torch.maximum(error, prove_end(block, query_mask, subjects[0]))
+            prove_layer(block, found.values, subjects[0])
         if any(name in SHARES for name in measures):
-            prove_shares(block, found.values, subject)
+            prove_shares(block, found.values, subjects[0])
         words: tuple[SiteValues, ...] = ()
         if request.words is not None and self._positions.words is not None:
             words = tuple(
@@ -386,20 +416,20 @@ class _Pass:
                     mixing,
                     request.words,
                 )
-                for row, groups in enumerate(self._positions.words[site.kind])
+                for row, groups in enumerate(self._positions.words[seen.site.kind])
             )
-        self._take(
-            SiteResult(
-                site.kind,
-                site.layer,
-                found.values,
-                ratios,
-                residual,
-                query_mask,
-                key_mask,
-                error,
-                words,
-                same_but_diagonal(block, measures),
-            ),
-            block,
-        )
+        alike = same_but_diagonal(block, measures)
+        results = []
+        for n, site in enumerate(sites):
+            mine = slice(n * rows, (n + 1) * rows)
+            values, mixed, beside = (
+                {name: tensor[mine] for name, tensor in some.items()} for some in (found.values, ratios, residual)
+            )
+            masks = real.query_mask, real.key_mask
+            results.append(SiteResult(site.kind, site.layer, values, mixed, beside, *masks, error[mine], words, alike))
+        return block, results
+
+
+def _kept(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "weights are kept until they are measured"
+    return tensor

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from normlens.decompose.block import Block
 from normlens.decompose.devices import on_host, picked
+from normlens.decompose.grams import transformed
 from normlens.decompose.pairs import Samples
 from normlens.decompose.stages import Stage
-from normlens.decompose.steps import Normalization, Scaling, Shift, Step, host_copy
+from normlens.decompose.steps import Normalization, Scaling, Shift, Step, at_rows, host_copy
 from normlens.errors import DecompositionError
 from normlens.measures import MEASURES
 
@@ -64,22 +65,22 @@ def prove(
     values: Mapping[str, Tensor],
     query_mask: Bool[Tensor, "batch query"],
     key_mask: Bool[Tensor, "batch key"],
-    subject: Subject,
+    subjects: Sequence[Subject],
     beside: Sequence[Tensor] = (),
 ) -> tuple[Float[Tensor, " batch"], list[Tensor]]:
-    """All checks of one site; what does not hold is an error. `values` are its measures.
+    """All checks of one site, or of a stack with a subject for each row; what does not hold is an error.
 
-    Returns the largest relative error of each sequence, and what was passed as `beside`: numbers that travel to the host
-    together with those that the checks look at.
+    `values` are its measures. Returns the largest relative error of each sequence, and what was passed as `beside`:
+    numbers that travel to the host together with those that the checks look at.
     """
     by_key, parts = _value_gaps(block), _sampled_parts(block, values)
     found = on_host([block.gaps(), *by_key, *parts.values(), *beside])
-    errors = _judge_sums(found[0], _words_of(block), query_mask, subject)
+    errors = _judge_sums(found[0], _words_of(block), query_mask, subjects)
     if by_key:
-        _judge_values(found[1], found[2], key_mask, subject)
+        _judge_values(found[1], found[2], key_mask, subjects)
     first = 1 + len(by_key)
     if parts:
-        _judge_parts(block, dict(zip(parts, found[first:], strict=False)), subject)
+        _judge_parts(block, dict(zip(parts, found[first:], strict=False)), subjects)
     return torch.from_numpy(errors), [torch.from_numpy(array) for array in found[first + len(parts) :]]
 
 
@@ -101,7 +102,7 @@ def proved_gaps(
     subject: Subject,
 ) -> Float[Tensor, " batch"]:
     """The largest relative error over places, from norms of differences and of what was observed; too large is an error."""
-    return torch.from_numpy(_judge_sums(on_host([gaps])[0], words, query_mask, subject))
+    return torch.from_numpy(_judge_sums(on_host([gaps])[0], words, query_mask, [subject]))
 
 
 def _words_of(block: Block) -> list[str]:
@@ -109,19 +110,28 @@ def _words_of(block: Block) -> list[str]:
 
 
 def _judge_sums(
-    gaps: Float[np.ndarray, "place 2 batch query"], words: Sequence[str], query_mask: Tensor, subject: Subject
+    gaps: Float[np.ndarray, "place 2 batch query"],
+    words: Sequence[str],
+    query_mask: Tensor,
+    subjects: Sequence[Subject],
 ) -> Float[np.ndarray, " batch"]:
     real = query_mask.numpy()
     if not real.all():
         gaps = np.where(real, gaps, 0)
     difference, whole = np.moveaxis(np.square(gaps, dtype=np.float64).sum(-1), 1, 0)
     errors = np.sqrt(difference / np.maximum(whole, 1e-300))
-    if not errors.max() <= subject.tolerance:  # also true for NaN
+    if not errors.max() <= subjects[0].tolerance:  # also true for NaN
         for what, error in zip(words, errors, strict=True):
-            if not (error <= subject.tolerance).all():
-                raise subject.fail(what, float(error.max()))
+            _check(error, subjects, what)
     worst: np.ndarray = errors.max(0)
     return worst
+
+
+def _check(errors: Float[np.ndarray, " batch"], subjects: Sequence[Subject], what: str) -> None:
+    """The errors of the rows of a batch, which belong to one subject or to one each."""
+    for subject, error in zip(subjects, np.split(errors, len(subjects)), strict=True):
+        if not (error <= subject.tolerance).all():  # also true for NaN
+            raise subject.fail(what, float(error.max()))
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------------
@@ -152,7 +162,7 @@ def prove_parts(block: Block, values: Mapping[str, Tensor], subject: Subject) ->
     """Rebuild the sampled entries of each map from explicit vectors; a difference is an error."""
     parts = _sampled_parts(block, values)
     if parts:
-        _judge_parts(block, dict(zip(parts, on_host(list(parts.values())), strict=True)), subject)
+        _judge_parts(block, dict(zip(parts, on_host(list(parts.values())), strict=True)), [subject])
 
 
 def _sampled_parts(block: Block, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,7 +186,7 @@ def _sampled_parts(block: Block, values: Mapping[str, Tensor]) -> dict[str, Tens
     return found
 
 
-def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subject: Subject) -> None:
+def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subjects: Sequence[Subject]) -> None:
     pairs = block.tensors.pairs.samples
     key = np.array([key for _, _, key in pairs])
     heads, weights = found["heads"].astype(np.float64), found["weights"].astype(np.float64)
@@ -195,9 +205,10 @@ def _judge_parts(block: Block, found: Mapping[str, np.ndarray], subject: Subject
             length = np.linalg.norm(vectors[stage], axis=-1)
             errors[name] = relative(entry[np.arange(len(key)), key], length, entry.max(-1))
     for name, error in errors.items():
-        if not (error <= subject.tolerance).all():  # also true for NaN
+        if not (error <= subjects[0].tolerance).all():  # also true for NaN
             worst = int(np.nan_to_num(error, nan=np.inf).argmax())
-            _, query, at = pairs[worst]
+            row, query, at = pairs[worst]
+            subject = subjects[row if len(subjects) > 1 else 0]
             raise subject.fail(f"{name} of query {query} and key {at}", float(error[worst]))
 
 
@@ -226,12 +237,12 @@ def explicit_heads(block: Block, pairs: Samples) -> Float[Tensor, "pair head mod
     t = block.tensors
     batch, query, key = zip(*pairs, strict=True)
     (values,) = picked([t.values.transpose(1, 2)], batch, key)  # pair kv_head width
-    heads = t.weight.shape[0]
+    heads = t.weights[0].shape[0]
     if heads != values.shape[1]:
         values = values.repeat_interleave(heads // values.shape[1], dim=1)
     if t.gate is not None:
         values = values * picked([t.gate], batch, query)[0]
-    return torch.bmm(values.transpose(0, 1), t.weight).transpose(0, 1)
+    return transformed(values.transpose(0, 1), t.weights).transpose(0, 1)
 
 
 def explicit_parts(
@@ -241,35 +252,35 @@ def explicit_parts(
 
     `rows` holds what the model computed at the pairs' queries (`rows_of_queries`).
     """
-    t = block.tensors
+    t, each = block.tensors, [batch for batch, _, _ in pairs]
     found: dict[Stage, np.ndarray] = {"attn": parts}
     if t.branch:
         y = rows["projected"].astype(np.float64)
         for step in t.branch:
-            parts, y = explicit_step(step, parts, y), explicit_step(step, y, y) + explicit_shift(step)
+            parts, y = explicit_step(step, parts, y, each), explicit_step(step, y, y, each) + explicit_shift(step, each)
     if t.stream_weights is not None:
         parts = np.einsum("ps,pd->psd", rows["streams"].astype(np.float64), parts).reshape(len(parts), -1)
     if t.self_attends:
         own = np.array([[query == key] for _, query, key in pairs])
         parts = parts + rows["residual"] * own
     found["res"] = parts
-    found["ln"] = parts if t.norm is None else explicit_step(t.norm, parts, rows["total"].astype(np.float64))
+    found["ln"] = parts if t.norm is None else explicit_step(t.norm, parts, rows["total"].astype(np.float64), each)
     found["enc"] = found["ln"]
     if t.end is not None and t.end.norm is not None:
         found["enc"] = explicit_step(t.end.norm, found["ln"], rows["end"].astype(np.float64))
     return found
 
 
-def explicit_shift(step: Step) -> np.ndarray | float:
-    """What a step adds that belongs to no part."""
-    step = host_copy(step)
+def explicit_shift(step: Step, rows: Sequence[int] = ()) -> np.ndarray | float:
+    """What a step adds that belongs to no part; in a stack, to vectors of these rows."""
+    step = at_rows(host_copy(step), rows)
     shift = step.vector if isinstance(step, Shift) else step.beta if isinstance(step, Normalization) else None
     return 0.0 if shift is None else shift.numpy()
 
 
-def explicit_step(step: Step, part: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication."""
-    step = host_copy(step)
+def explicit_step(step: Step, part: np.ndarray, y: np.ndarray, rows: Sequence[int] = ()) -> np.ndarray:
+    """`gamma * (part - mean(part)) / s(y)` (2021, Equation 7), or a constant's multiplication; see `explicit_shift`."""
+    step = at_rows(host_copy(step), rows)
     if isinstance(step, Shift):
         return part
     if isinstance(step, Scaling):
@@ -284,15 +295,14 @@ def explicit_step(step: Step, part: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def prove_weights(
-    alpha: Float[Tensor, "batch head query key"], query_mask: Bool[Tensor, "batch query"], subject: Subject
+    alpha: Float[Tensor, "batch head query key"], query_mask: Bool[Tensor, "batch query"], subjects: Sequence[Subject]
 ) -> None:
     """The weights of a query add up to no more than 1, as a softmax gives them (a sink takes a share); else an error.
 
     Weights that were multiplied by something else would rebuild the sum all the same.
     """
-    most = float(alpha.sum(-1).amax(1).cpu()[query_mask].max())
-    if not most <= 1 + subject.tolerance:
-        raise subject.fail("sum of a query's attention weights, at most 1,", most - 1)
+    sums = np.where(query_mask.numpy(), on_host([alpha.sum(-1).amax(1)])[0], 0)
+    _check(sums.max(1) - 1, subjects, "sum of a query's attention weights, at most 1,")
 
 
 def _value_gaps(block: Block) -> list[Tensor]:
@@ -302,14 +312,16 @@ def _value_gaps(block: Block) -> list[Tensor]:
 
 
 def _judge_values(
-    gaps: Float[np.ndarray, "batch key"], sizes: Float[np.ndarray, "batch key"], key_mask: Tensor, subject: Subject
+    gaps: Float[np.ndarray, "batch key"],
+    sizes: Float[np.ndarray, "batch key"],
+    key_mask: Tensor,
+    subjects: Sequence[Subject],
 ) -> None:
     real = key_mask.numpy()
-    gaps, sizes = gaps[real].astype(np.float64), sizes[real]
+    gaps, sizes = (np.where(real, numbers, 0).astype(np.float64) for numbers in (gaps, sizes))
     # A value vector that is next to nothing beside the largest one is held to a thousandth of that.
-    error = float((gaps / np.maximum(sizes, 1e-3 * sizes.max() + 1e-15)).max())
-    if not error <= subject.tolerance:
-        raise subject.fail("value vectors by key", error)
+    most = sizes.reshape(len(subjects), -1).max(1).repeat(len(sizes) // len(subjects))
+    _check((gaps / np.maximum(sizes, 1e-3 * most[:, None] + 1e-15)).max(1), subjects, "value vectors by key")
 
 
 # ---- the output ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES, chosen_maps, chosen_measures, needed
+from normlens.measures import MAPS, MEASURES, SHARES, chosen_maps, chosen_measures, needed
 from normlens.provenance import versions
 from normlens.text.word_level import WordMode
 
@@ -49,6 +49,7 @@ class SitePlan:
     end: LayerEnd | None  # how the layer ends, where something looks past the attention block
     feed_forward: FeedForward | None  # where something looks into it
     places: frozenset[Place]  # that a pass must have seen
+    form: tuple[object, ...] | None  # what sites must have in common to be measured as a stack; None: this one alone
 
     @classmethod
     def of(cls, site: Site, measures: Sequence[str], mixing: Sequence[str], by_word: bool) -> SitePlan:
@@ -63,16 +64,20 @@ class SitePlan:
         fed = end.feed_forward if end is not None and "feed_forward" in reach else None
         fed = fed if isinstance(fed, FeedForward) else None
         gates = [step.place for step in site.inner if isinstance(step, Gate)]
-        perhaps = [site.residual, site.normalized, site.stream_weights]
-        perhaps += [] if end is None else [end.total, end.normalized]
+        perhaps = [site.stream_weights] if end is None else [site.stream_weights, end.total, end.normalized]
         inside = [] if fed is None else [*fed.places, fed.output]
+        read = site.places
+        alone = bool(gates or inside or any(perhaps) or site.groups or by_word or {*names, *ratios} & {*SHARES})
+        alone = alone or any(place.sequence_first for place in read)
+        pattern = (site.kind, site.kv_heads, site.residual is None, len(site.others), *map(read.index, read))
         return cls(
             names,
             ratios,
             replace(pairs, own=False) if site.kind == "cross" else pairs,  # there no key is the query's own
             end,
             fed,
-            frozenset((site.projected, site.total, site.x, *site.others, *gates, *inside, *filter(None, perhaps))),
+            frozenset((*read, *gates, *inside, *filter(None, perhaps))),
+            None if alone else (names, ratios, *pattern),
         )
 
 

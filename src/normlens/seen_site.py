@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -11,24 +12,33 @@ from normlens.anatomy.description import Place, Site
 from normlens.anatomy.weights import WeightCache
 from normlens.decompose.block import BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
+from normlens.decompose.grams import CPU_BLOCK_NUMBERS
 from normlens.decompose.layer_parts import FeedForwardTensors
 from normlens.decompose.pairs import PairResults
+from normlens.decompose.process import COMPILED_LENGTH
 from normlens.decompose.steps import Shift, linear
 from normlens.request import SitePlan
 
 
 class SeenSite:
-    """A site on its way through one pass: what is asked of it, its weights, and what was seen of it so far."""
+    """A site on its way through one pass: what is asked of it, its weights, and what was seen of it so far.
 
-    def __init__(self, site: Site, plan: SitePlan, weights: WeightCache, dtype: torch.dtype) -> None:
-        self.site, self.plan = site, plan
+    A short text's cost is the number of operations, not their size. So its sites wait for each other, and those of one form
+    are measured at once, as a *stack*: one seen site with a row of the batch for each.
+    """
+
+    def __init__(self, number: int, site: Site, plan: SitePlan, weights: WeightCache, dtype: torch.dtype) -> None:
+        self.number, self.site, self.plan = number, site, plan
+        self.sites: tuple[Site, ...] = (site,)  # of a stack, all of them
+        self.stack = 1  # how many such sites may be measured at once
         self.weights = weights.prepare(site, dtype)
         self.fed = None if plan.feed_forward is None else weights.feed_forward(plan.feed_forward, dtype)
         self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
         self.values: Tensor | None = None
         self.pairs: PairResults | None = None
-        self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait for a gate
+        self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait
         self.heads: Tensor | None = None
+        self.shown = False  # the weights are those that a family's own function showed
         self.gate: Tensor | None = None
         self.tensors: dict[Place, Tensor] = {}
         self.dtypes: set[torch.dtype] = set()  # in which the model computed what was seen
@@ -37,6 +47,40 @@ class SeenSite:
     def complete(self) -> bool:
         """Whether all has been seen."""
         return self.values is not None and len(self.tensors) == len(self.plan.places)
+
+    def keep_weights(self, alpha: Tensor, start: int) -> None:
+        """Take the weights of standard attention as a whole; they stand in memory that the next site uses."""
+        self.alpha = alpha.clone()
+
+    def choose_stack(self, queries: int) -> None:
+        """Decide how many such sites may be measured at once; batches and long texts have work enough by themselves."""
+        assert self.values is not None, "the values come first"
+        batch, _, keys, _ = self.values.shape
+        longest = max(queries, keys)
+        if batch == 1 and longest < COMPILED_LENGTH and None not in (self.plan.form, self.weights.form):
+            heads, _, model = self.weights.weights[0].shape
+            self.stack = max(1, CPU_BLOCK_NUMBERS // (heads * longest * model))
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What sites must have in common to be measured at once."""
+        assert self.alpha is not None, "sites wait with their weights"
+        return self.plan.form, self.weights.form, self.shown, self.alpha.shape, frozenset(self.dtypes)
+
+
+def stack_of(sites: Sequence[SeenSite], weights: WeightCache) -> SeenSite:
+    """Sites of one form as one, a row of the batch for each."""
+    stack = copy(sites[0])
+    if len(sites) > 1:
+        stack.sites = tuple(each.site for each in sites)
+        stack.weights = weights.stack([each.weights for each in sites])
+        for name in ("values", "alpha", "heads"):
+            setattr(stack, name, torch.cat([getattr(each, name) for each in sites]))
+        stack.tensors = {
+            places[0]: torch.cat([each.tensors[place] for each, place in zip(sites, places, strict=True)])
+            for places in dict.fromkeys(zip(*(each.site.places for each in sites), strict=True))
+        }
+    return stack
 
 
 def block_tensors(site_seen: SeenSite, dtype: torch.dtype) -> BlockTensors:
@@ -70,7 +114,7 @@ def block_tensors(site_seen: SeenSite, dtype: torch.dtype) -> BlockTensors:
     return BlockTensors(
         pairs=site_seen.pairs,
         values=site_seen.values,
-        weight=weights.weight,
+        weights=weights.weights,
         bias=weights.bias,
         projected=seen[site.projected],
         branch=weights.branch,

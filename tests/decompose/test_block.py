@@ -53,7 +53,7 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     total = arriving + residual + (0 if others is None else others)
     everything = PairRequest(True, True, True, not crossing, True, frozenset(STAGES))
     samples = ((0, 0, 0),)
-    work = PairCollector(values, queries, weight, stage_steps(branch, post), everything, samples)
+    work = PairCollector(values, queries, (weight,), stage_steps(branch, post), everything, samples)
     half = queries // 2  # the weights arrive in two blocks of queries
     if half:
         work.feed(alpha[:, :, :half], 0)
@@ -61,7 +61,7 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     return BlockTensors(
         pairs=work.result(mixed.transpose(1, 2)),
         values=values,
-        weight=weight,
+        weights=(weight,),
         bias=bias,
         projected=projected,
         branch=branch,

@@ -55,7 +55,7 @@ def test_the_kernel_gives_norms_and_mean_weights(name: str, heads: int, kernel: 
     norm = Normalization(torch.randn(20, generator=drawn), None, centred=True, eps=1e-5)
     fused = attend_fused(given)
     assert fused is not None
-    grams = Grams(given.value, weight, [(), (norm,)])
+    grams = Grams(given.value, (weight,), [(), (norm,)])
     grams.reach(LENGTH, 0)
     out, mean = torch.zeros(2, 2, LENGTH, LENGTH), torch.zeros(2, LENGTH, LENGTH)
     grams.fused_norms(fused, kernel, out, mean)
@@ -76,7 +76,7 @@ def test_lost_pairs_are_worked_out_again(kernel: Any) -> None:
     given = AttentionInputs(query, given.key, given.value, given.mask, given.scaling)
     fused = attend_fused(given)
     assert fused is not None
-    grams = Grams(given.value, weight, [()])
+    grams = Grams(given.value, (weight,), [()])
     grams.reach(LENGTH, 0)
     out = torch.zeros(1, 2, LENGTH, LENGTH)
     flags = []

@@ -42,7 +42,7 @@ def turned_values(tensors: BlockTensors) -> BlockTensors:
 def tiled_values(tensors: BlockTensors) -> BlockTensors:
     """Key-value heads repeated as (1, 2, 1, 2) where the model repeats them as (1, 1, 2, 2)."""
     order = torch.arange(tensors.weight.shape[0]).view(tensors.values.shape[1], -1).T.flatten()
-    return replace(tensors, weight=tensors.weight[order].contiguous(), output_check=None)
+    return replace(tensors, weights=(tensors.weight[order].contiguous(),), output_check=None)
 
 
 MISTAKES = {"heads turned": with_rotated_heads, "values turned": turned_values, "values tiled": tiled_values}

@@ -160,7 +160,7 @@ def test_f_as_an_affine_map_gives_f_norm(family: str) -> None:
     from normlens.anatomy.weights import head_weights
 
     model = tiny_model(family)
-    lens, inputs = Lens(model), tiny_inputs(model, padded=False)
+    lens, inputs = Lens(model), tiny_inputs(model, padded=True)  # in a batch, each site has a block of its own
     found: dict[int, Tensor] = {}
     from normlens.request import Request
 

@@ -221,6 +221,12 @@ class Site:
         return "branch" if any(isinstance(step, Normalization) for step in self.branch) else "pre"
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the block is read: the projected output, the residual, other branches, the sum, its norm, and `x`."""
+        read = (self.projected, self.residual, *self.others, self.total, self.normalized, self.x)
+        return tuple(place for place in read if place is not None)
+
+    @property
     def width(self) -> int:
         """The width of the residual stream."""
         return self.projection.width[1]

@@ -7,6 +7,7 @@ tensor are looked at as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -23,10 +24,12 @@ from normlens.decompose.feed_forward import Node
 from normlens.decompose.gates import fixed_factor
 from normlens.decompose.grams import split_heads
 from normlens.decompose.stages import Stage
-from normlens.decompose.steps import Normalization, Step
+from normlens.decompose.steps import Normalization, Step, form, stacked
 
 #: Entries of each tensor that are looked at.
 _SAMPLES = 4
+#: Stacks that are kept: people ask for the same layers again and again.
+_STACKS = 16
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,9 @@ def _views(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 @dataclass(frozen=True)
 class SiteWeights:
-    """The weights of one site in the working dtype."""
+    """The weights of one site in the working dtype, or of a stack of them."""
 
-    weight: Tensor  # W_O by head, with constant factors in front of it
+    weights: tuple[Tensor, ...]  # W_O by head, with constant factors in front of it, of each site
     bias: Tensor | None
     branch: tuple[Step, ...]
     norm: Normalization | None
@@ -139,6 +142,33 @@ class SiteWeights:
         """The steps from the attention output to each stage."""
         return stage_steps(self.branch, self.norm, self.end_norm)
 
+    @cached_property
+    def form(self) -> tuple[object, ...] | None:
+        """What sites must have in common to be stacked; None: this one cannot be."""
+        steps = [form(step) for step in (*self.branch, self.norm) if step is not None]
+        if self.inner or self.residual or None in steps:
+            return None
+        weight, check = self.weights[0], self.value_check
+        return weight.shape, weight.device, self.bias is None, None if check is None else check.before.shape, *steps
+
+    @classmethod
+    def stacked(cls, sites: Sequence[SiteWeights]) -> SiteWeights:
+        """Of sites of one form, for a batch with a row for each: vectors are (row, 1, model)."""
+        biases = [site.bias for site in sites if site.bias is not None]
+        norms = [site.norm for site in sites if site.norm is not None]
+        checks = [site.value_check for site in sites if site.value_check is not None]
+        return cls(
+            weights=tuple(weight for site in sites for weight in site.weights),
+            bias=torch.stack(biases).unsqueeze(1) if biases else None,
+            branch=tuple(stacked(steps) for steps in zip(*(site.branch for site in sites), strict=True)),
+            norm=stacked(norms) if norms else None,
+            inner=(),
+            residual=(),
+            output_check=RandomCheck.stacked([site.output_check for site in sites]),
+            value_check=RandomCheck.stacked(checks) if checks else None,
+            end_norm=None,
+        )
+
     @classmethod
     def of(cls, site: Site, dtype: torch.dtype) -> SiteWeights:
         """Read a site's weights."""
@@ -147,7 +177,7 @@ class SiteWeights:
         found = site.projection.bias()
         bias = None if found is None else found.to(dtype)
         return cls(
-            weight,
+            (weight,),
             bias,
             tuple(step.to(dtype) for step in site.branch),
             None if site.norm is None else site.norm.to(dtype),
@@ -207,12 +237,16 @@ class WeightCache:
         self._of_sites: dict[tuple[torch.dtype, int], tuple[Site, SiteWeights]] = {}
         self._kept: dict[tuple[Any, ...], SiteWeights] = {}  # by what they are read from: sites may share it
         self._fed: dict[tuple[torch.dtype, int], tuple[FeedForward, FeedForwardWeights]] = {}
+        self._stacks: dict[
+            tuple[int, ...], tuple[Sequence[SiteWeights], SiteWeights]
+        ] = {}  # by identity, like the rest
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
         self._of_sites.clear()
         self._kept.clear()
         self._fed.clear()
+        self._stacks.clear()
 
     def feed_forward(self, found: FeedForward, dtype: torch.dtype) -> FeedForwardWeights:
         """A feed-forward block's weights, from the cache where it has them."""
@@ -233,6 +267,17 @@ class WeightCache:
             self._kept[key] = SiteWeights.of(site, dtype)
         self._of_sites[dtype, id(site)] = site, self._kept[key]
         return self._kept[key]
+
+    def stack(self, sites: Sequence[SiteWeights]) -> SiteWeights:
+        """Weights of one form as one, from the cache where it has them; a site's alone are what they are."""
+        if len(sites) == 1:
+            return sites[0]
+        key = tuple(map(id, sites))
+        if key not in self._stacks:
+            if len(self._stacks) >= _STACKS:
+                self._stacks.clear()
+            self._stacks[key] = sites, SiteWeights.stacked(sites)
+        return self._stacks[key][1]
 
 
 def _step_key(step: object) -> object:

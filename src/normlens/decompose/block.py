@@ -12,7 +12,7 @@ it (for mixing ratios and the diagonal), and how far each stage is from what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -48,12 +48,12 @@ class RandomCheck:
     """What an affine map must do to any row of vectors, seen along random directions: cheap, and no difference hides.
 
     `right = left W + b` is wanted, so `left @ before.T + shift` must be `right @ after.T`, with `before = after W^T` and
-    `shift = after b`. A vector's norm along `after` is its own on average.
+    `shift = after b`. A vector's norm along `after` is its own on average. Of several maps, each has as many rows.
     """
 
-    before: Float[Tensor, "direction left"]
-    after: Float[Tensor, "direction right"]
-    shift: Float[Tensor, " direction"]
+    before: Float[Tensor, "map direction left"]
+    after: Float[Tensor, "map direction right"]
+    shift: Float[Tensor, "map direction"]
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "left right"], bias: Float[Tensor, " right"] | None) -> RandomCheck:
@@ -61,15 +61,22 @@ class RandomCheck:
         drawn = torch.randn(DIRECTIONS, matrix.shape[1], generator=torch.Generator().manual_seed(0)) / DIRECTIONS**0.5
         after = drawn.to(matrix)
         shift = after.new_zeros(DIRECTIONS) if bias is None else after @ bias.to(matrix)
-        return cls((after @ matrix.T).contiguous(), after, shift)
+        return cls((after @ matrix.T).contiguous().unsqueeze(0), after.unsqueeze(0), shift.unsqueeze(0))
+
+    @classmethod
+    def stacked(cls, checks: Sequence[RandomCheck]) -> RandomCheck:
+        """Of several maps at once."""
+        return cls(*(torch.cat([getattr(check, name) for check in checks]) for name in ("before", "after", "shift")))
 
     def gaps(
         self, left: Float[Tensor, "batch row left"], right: Float[Tensor, "batch row right"]
     ) -> tuple[Float[Tensor, "batch row"], Float[Tensor, "batch row"]]:
         """For each row: how far `right` is from what it must be, and how large it is."""
-        along = right @ self.after.T
-        wanted = torch.nn.functional.linear(left, self.before, self.shift)
-        return (wanted - along).norm(dim=-1), along.norm(dim=-1)
+        maps = len(self.before)
+        along = right.reshape(maps, -1, right.shape[-1]) @ self.after.mT
+        wanted = torch.baddbmm(self.shift.unsqueeze(1), left.reshape(maps, -1, left.shape[-1]), self.before.mT)
+        rows = left.shape[:-1]
+        return (wanted - along).norm(dim=-1).view(rows), along.norm(dim=-1).view(rows)
 
 
 def stage_steps(
@@ -119,12 +126,13 @@ class BlockTensors:
     """All that one site computed, as plain tensors in the working dtype.
 
     The residual stream is as wide as the model; where there are several (hyper-connections), they stand side by side.
+    A *stack* is several sites of one form at once, a row of the batch for each: see `weights`.
     """
 
     pairs: PairResults
     values: Float[Tensor, "batch kv_head key width"]
-    weight: Float[Tensor, "head width model"]  # W_O by head, with constant factors in front of it
-    bias: Float[Tensor, " model"] | None  # b_O
+    weights: tuple[Float[Tensor, "head width model"], ...]  # W_O by head, with constant factors in front; of each site
+    bias: Float[Tensor, "*row model"] | None  # b_O
     projected: Float[Tensor, "batch query model"]  # the attention output, b_O included
     branch: tuple[Step, ...]
     residual: Float[Tensor, "batch query stream"]  # as it enters the sum
@@ -146,6 +154,12 @@ class BlockTensors:
     gate: Float[Tensor, "batch query head width"] | None = None
     #: What follows the block in its layer, where a measure looks that far.
     end: LayerEnd | None = None
+
+    @property
+    def weight(self) -> Float[Tensor, "head width model"]:
+        """`W_O` by head of a single site."""
+        (weight,) = self.weights
+        return weight
 
 
 class Block:
@@ -182,7 +196,7 @@ class Block:
     @cached_property
     def values_by_head(self) -> Float[Tensor, "batch head key width"]:
         """The value vectors by query head."""
-        return repeat_values(self.tensors.values, self.tensors.weight.shape[0])
+        return repeat_values(self.tensors.values, self.tensors.weights[0].shape[0])
 
     # ---- from the attention output to a stage --------------------------------------------------------------------
 
@@ -354,7 +368,7 @@ class Block:
         mixed = t.pairs.mixed.flatten(2)
         if t.output_check is not None:
             return [t.output_check.gaps(mixed, t.projected)[0], t.projected.norm(dim=-1)]
-        summed = mixed @ t.weight.flatten(0, 1)
+        summed = torch.cat([m @ w.flatten(0, 1) for m, w in zip(mixed.chunk(len(t.weights)), t.weights, strict=True)])
         return _sizes(summed if t.bias is None else summed + t.bias, t.projected)
 
     # ---- all of it in one compiled loop --------------------------------------------------------------------------
@@ -377,9 +391,9 @@ class Block:
         run_compiled(
             "per_query",
             mixed=flat(t.pairs.mixed.flatten(2)),
-            before=t.output_check.before,
-            after=t.output_check.after,
-            shift=t.output_check.shift,
+            before=t.output_check.before[0],
+            after=t.output_check.after[0],
+            shift=t.output_check.shift[0],
             summed=flat(t.projected),
             bias=zeros if t.bias is None else t.bias.contiguous(),
             own=flat(self.own) if t.self_attends else torch.zeros_like(flat(t.total)),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normlens.decompose.attention import Scratch
 from normlens.decompose.process import run_compiled
-from normlens.decompose.steps import Normalization, Scaling, Step, linear
+from normlens.decompose.steps import Normalization, Scaling, Step, at_rows, linear
 
 if TYPE_CHECKING:
     from normlens.decompose.fused import FusedAttention
@@ -48,12 +48,25 @@ def repeat_values(
 
 
 def f_norms(
-    values: Float[Tensor, "batch kv_head key width"], weight: Float[Tensor, "head width model"]
+    values: Float[Tensor, "batch kv_head key width"], weights: Sequence[Float[Tensor, "head width model"]]
 ) -> Float[Tensor, "batch head key"]:
     """`‖f_h(x_j)‖` alone, as `v_h (W_h W_h^T) v_h^T`: no vector of the model's width is built."""
-    by_head = repeat_values(values, weight.shape[0])
-    squared: Tensor = torch.linalg.vecdot(by_head @ (weight @ weight.mT), by_head)
+    by_head = repeat_values(values, weights[0].shape[0])
+    rows = zip(by_head.chunk(len(weights)), weights, strict=True)
+    squared: Tensor = torch.linalg.vecdot(torch.cat([row @ (weight @ weight.mT) for row, weight in rows]), by_head)
     return squared.clamp_min(0).sqrt()
+
+
+def transformed(
+    values: Float[Tensor, "head row width"], weights: Sequence[Float[Tensor, "head width model"]]
+) -> Float[Tensor, "head row model"]:
+    """`f_h(x_j)` head by head; of a stack of sites, each has as many rows and weights of its own."""
+    if len(weights) == 1:
+        return torch.bmm(values, weights[0])
+    f = values.new_empty(*values.shape[:2], weights[0].shape[-1])
+    for rows, weight, out in zip(values.chunk(len(weights), 1), weights, f.chunk(len(weights), 1), strict=True):
+        torch.bmm(rows, weight, out=out)
+    return f
 
 
 class Grams:
@@ -61,13 +74,14 @@ class Grams:
 
     With `diagonal`, each position's weight on itself, `own` gets what each position gives itself at the attention output;
     positions from `late` on must be worked out otherwise, since their vectors were gone before their weight was known.
-    The compiled loops and PyTorch lay the matrices out differently, each as it reads them.
+    The compiled loops and PyTorch lay the matrices out differently, each as it reads them. `weights` are those of one
+    site, or of each row of a stack (`BlockTensors`).
     """
 
     def __init__(
         self,
         values: Float[Tensor, "batch kv_head key width"],
-        weight: Float[Tensor, "head width model"],
+        weights: Sequence[Float[Tensor, "head width model"]],
         stages: Sequence[tuple[Step, ...]],
         diagonal: Float[Tensor, "batch head query"] | None = None,
         *,
@@ -75,10 +89,10 @@ class Grams:
         scratch: Scratch | None = None,
     ) -> None:
         batch, _, keys, _ = values.shape
-        heads, _, model = weight.shape
-        self._values, self._weight, self._stages = values, weight, stages
+        heads, _, model = weights[0].shape
+        self._values, self._weights, self._stages = values, weights, stages
         self._scratch = Scratch() if scratch is None else scratch
-        self._rows = _as_one_step(stages, weight) if compiled else None
+        self._rows = _as_one_step(stages, weights[0]) if compiled else None
         self._compiled = compiled = self._rows is not None
         self._diagonal = diagonal
         self._done = 0
@@ -88,8 +102,8 @@ class Grams:
             self._matrices = values.new_empty(count, batch, heads, heads, keys)
             self._lengths = values.new_empty(count, batch, heads, keys)  # ‖f_h(x_j)‖ at each stage
         else:
-            self._matrices = values.new_empty(keys * batch, count, heads, heads)
-            self._lengths = values.new_empty(keys * batch, count, heads)
+            self._matrices = values.new_empty(batch, keys, count, heads, heads)
+            self._lengths = values.new_empty(batch, keys, count, heads)
         self.own = None if diagonal is None else values.new_empty(batch, keys, model)
         self.late = 0
         self._lost: Tensor | None = None  # whether digits were lost since somebody asked; off the CPU
@@ -98,8 +112,7 @@ class Grams:
         """`‖f_h(x_j)‖` at a stage, for the keys that were reached."""
         if self._compiled:
             return self._lengths[stage]
-        by_key: Tensor = self._lengths[:, stage].unflatten(0, (-1, self._values.shape[0]))  # key batch head
-        return by_key.permute(1, 2, 0)
+        return self._lengths[:, :, stage].mT
 
     def reach(self, keys: int, known: int) -> None:
         """Work out the keys before `keys`; the diagonal is known for the positions before `known`."""
@@ -118,13 +131,14 @@ class Grams:
         """The keys from `first` on by the compiled loop; a row is one key of one sequence."""
         assert self._rows is not None
         factors, centred, changed = self._rows
-        heads, _, model = self._weight.shape
+        (weight,) = self._weights
+        heads, _, model = weight.shape
         new = repeat_values(self._values[:, :, first:keys], heads).transpose(0, 1).flatten(1, 2)  # head row width
         step = max(1, CPU_BLOCK_NUMBERS // (heads * model))
         for start in range(0, new.shape[1], step):
             rows = new[:, start : start + step]
             f = self._scratch.take("vectors", (heads, rows.shape[1], model), rows)
-            torch.bmm(rows, self._weight, out=f)
+            torch.bmm(rows, weight, out=f)
             run_compiled(
                 "grams",
                 f=f,
@@ -143,26 +157,23 @@ class Grams:
 
     def _build(self, first: int, keys: int, owned: int) -> None:
         """The keys from `first` on by PyTorch, some keys of all sequences at a time: a row is a key of one sequence."""
-        (heads, _, model), batch = self._weight.shape, self._values.shape[0]
+        (heads, _, model), batch = self._weights[0].shape, self._values.shape[0]
         device = self._values.device
         most = CPU_BLOCK_NUMBERS if device.type == "cpu" else self._scratch.block_numbers(device)
         step = max(1, most // (heads * model * batch))
         for start in range(first, keys, step):
             stop = min(keys, start + step)
-            values = repeat_values(self._values[:, :, start:stop], heads).permute(1, 2, 0, 3).flatten(1, 2)
-            f = torch.bmm(values, self._weight)  # head row model
-            rows = slice(start * batch, stop * batch)
+            values = repeat_values(self._values[:, :, start:stop], heads).transpose(0, 1).flatten(1, 2)
+            f = transformed(values, self._weights).unflatten(1, (batch, -1))  # head batch key model
             for n, steps in enumerate(self._stages):
-                vectors = linear(steps, f).transpose(0, 1)
-                self._matrices[rows, n] = torch.bmm(vectors, vectors.mT)
+                vectors = linear(steps, f).flatten(1, 2).transpose(0, 1)  # row head model
+                self._matrices[:, start:stop, n] = torch.bmm(vectors, vectors.mT).unflatten(0, (batch, -1))
             mine = min(owned, stop) - start  # leading keys whose weight on themselves is known
             if mine > 0 and self.own is not None and self._diagonal is not None:
-                weights = self._diagonal[:, :, start : start + mine].permute(2, 0, 1).reshape(-1, 1, heads)
-                own = torch.bmm(weights, f[:, : mine * batch].transpose(0, 1))
-                self.own[:, start : start + mine] = own.view(mine, batch, model).transpose(0, 1)
-        rows = slice(first * batch, keys * batch)
-        squares = self._matrices[rows].diagonal(dim1=-2, dim2=-1)
-        torch.sqrt(squares.clamp_min(0), out=self._lengths[rows])
+                weights = self._diagonal[:, :, start : start + mine].mT.unsqueeze(2)  # batch key 1 head
+                self.own[:, start : start + mine] = (weights @ f[:, :, :mine].movedim(0, 2)).squeeze(2)
+        squares = self._matrices[:, first:keys].diagonal(dim1=-2, dim2=-1)
+        self._lengths[:, first:keys] = squares.clamp_min(0).sqrt_()
 
     def norms(
         self,
@@ -193,8 +204,7 @@ class Grams:
                 lost=lost,
             )
         else:
-            seen = keys * batch
-            lost = _quadratic_norms(weights, self._matrices[:seen], self._lengths[:seen], here)
+            lost = _quadratic_norms(weights, self._matrices[:, :keys], self._lengths[:, :keys], here)
         if lost.device.type == "cpu":
             if bool(lost.any()):
                 self.mend(weights, start, out)
@@ -232,19 +242,22 @@ class Grams:
 
     def _recompute(self, weights_at: WeightsAt, out: Float[Tensor, "stage batch block seen"]) -> None:
         """Work out the pairs whose digits were lost from their vectors, in float64 on the host: not every device has it."""
-        heads, groups = self._weight.shape[0], self._values.shape[1]
+        heads, groups = self._weights[0].shape[0], self._values.shape[1]
         kv_head = torch.arange(heads, device=out.device) // (heads // groups)
         for steps, norms in zip(self._stages, out, strict=True):
             lost = (norms < 0).nonzero()
             if not len(lost):
                 continue
-            matrix = self._weight.cpu().double().flatten(0, 1)
             steps = tuple(step.to(torch.float64, torch.device("cpu")) for step in steps)
-            for pairs in lost.split(256):
-                batch, query, key = pairs.unbind(-1)
-                v = self._values[batch[:, None], kv_head, key[:, None]].cpu().double()
-                parts = (weights_at(batch, query, key).cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
-                norms[batch, query, key] = linear(steps, parts).norm(dim=-1).to(norms)
+            site = lost[:, 0] * len(self._weights) // len(norms)
+            for n, weight in enumerate(self._weights):
+                matrix = weight.cpu().double().flatten(0, 1)
+                for pairs in lost[site == n].split(256):
+                    batch, query, key = pairs.unbind(-1)
+                    v = self._values[batch[:, None], kv_head, key[:, None]].cpu().double()
+                    parts = (weights_at(batch, query, key).cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
+                    mine = [at_rows(step, batch.tolist()) for step in steps]
+                    norms[batch, query, key] = linear(mine, parts).norm(dim=-1).to(norms)
 
 
 def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -271,17 +284,17 @@ def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Te
 
 def _quadratic_norms(
     weights: Float[Tensor, "batch head block seen"],
-    matrices: Float[Tensor, "row stage head head"],
-    lengths: Float[Tensor, "row stage head"],
+    matrices: Float[Tensor, "batch seen stage head head"],
+    lengths: Float[Tensor, "batch seen stage head"],
     out: Float[Tensor, "stage batch block seen"],
 ) -> Bool[Tensor, "row stage block"]:
     """The same as the compiled loop, for every device and all stages at once; lost pairs become -1 and are returned."""
     batch, heads, queries, keys = weights.shape
-    by_row = weights.permute(3, 0, 1, 2).reshape(keys * batch, heads, queries)
-    forms = torch.bmm(matrices.flatten(1, 2), by_row).view(keys * batch, -1, heads, queries)
+    by_row = weights.permute(0, 3, 1, 2).reshape(batch * keys, heads, queries)
+    forms = torch.bmm(matrices.reshape(batch * keys, -1, heads), by_row).view(batch * keys, -1, heads, queries)
     square = forms.mul_(by_row.unsqueeze(1)).sum(2)  # row stage query
-    most = torch.bmm(lengths, by_row.abs()).square_()
+    most = torch.bmm(lengths.reshape(batch * keys, -1, heads), by_row.abs()).square_()
     lost: Tensor = square < most.mul_(CANCELLATION)
     norms = square.clamp_min_(0).sqrt_().masked_fill_(lost, -1.0)
-    out.copy_(norms.view(keys, batch, -1, queries).permute(2, 1, 3, 0))
+    out.copy_(norms.view(batch, keys, -1, queries).permute(2, 0, 3, 1))
     return lost

@@ -90,7 +90,7 @@ def trial(
     inputs = AttentionInputs(query, key, value, None, width**-0.5)
     scratch = Scratch()
     weight = (draw(heads, width, _MODEL) / width**0.5).float()
-    grams = Grams(value.float(), weight, [()] * stages, scratch=scratch)
+    grams = Grams(value.float(), (weight,), [()] * stages, scratch=scratch)
     grams.reach(length, 0)
     norms = [weight.new_zeros(stages, 1, length, length) for _ in range(2)]
     mean = weight.new_zeros(1, length, length)

@@ -11,7 +11,7 @@ Where a normalization stands in front of the output projection, its denominator 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ class PairCollector:
         self,
         values: Float[Tensor, "batch kv_head key width"],
         queries: int,
-        weight: Float[Tensor, "head width model"],
+        weights: Sequence[Float[Tensor, "head width model"]],
         steps: Mapping[Stage, tuple[Step, ...]],
         request: PairRequest,
         samples: Samples,
@@ -64,8 +64,8 @@ class PairCollector:
         scratch: Scratch | None = None,
     ) -> None:
         batch, _, keys, _ = values.shape
-        heads = weight.shape[0]
-        self._values, self._weight, self._request, self._factor = values, weight, request, factor
+        heads = weights[0].shape[0]
+        self._values, self._weights, self._request, self._factor = values, weights, request, factor
         longest = max(queries, keys)
         self._compiled = longest >= process.COMPILED_LENGTH and process.fits_compiled(values)
         self._samples = samples
@@ -82,7 +82,7 @@ class PairCollector:
         self._steps = steps
         self._norms = values.new_zeros(len(self._distinct), batch, queries, keys)
         self._grams = (
-            Grams(values, weight, self._distinct, self._diagonal, compiled=self._compiled, scratch=self._scratch)
+            Grams(values, weights, self._distinct, self._diagonal, compiled=self._compiled, scratch=self._scratch)
             if self._distinct
             else None
         )
@@ -182,7 +182,7 @@ class PairCollector:
     def _f_norm(self) -> Float[Tensor, "batch head key"]:
         """`‖f_h(x_j)‖`, from the Gram matrices where they exist already, for the keys that nobody sees too."""
         if self._grams is None or () not in self._distinct:
-            return f_norms(self._values, self._weight)
+            return f_norms(self._values, self._weights)
         self._grams.reach(self._values.shape[2], 0)
         return self._grams.lengths(self._distinct.index(()))
 
@@ -190,7 +190,7 @@ class PairCollector:
         """In the order of the samples; a query gives nothing to a key that no block showed it."""
         if len(self._sampled) == 1 and len(self._sampled[0][0]) == len(self._samples):
             return self._sampled[0][1]
-        found = self._values.new_zeros(len(self._samples), self._weight.shape[0])
+        found = self._values.new_zeros(len(self._samples), self._weights[0].shape[0])
         for met, rows in self._sampled:
             for n, row in zip(met, rows, strict=True):
                 found[n] = row
@@ -204,9 +204,10 @@ class PairCollector:
         known = None if self._grams is None else self._grams.own
         if known is not None and late == known.shape[1]:
             return known
-        values = repeat_values(self._values[:, :, late:], self._weight.shape[0])
-        parts = (self._diagonal[:, :, late:].unsqueeze(-1) * values).transpose(1, 2)
-        projected = parts.flatten(2) @ self._weight.flatten(0, 1)
+        values = repeat_values(self._values[:, :, late:], self._weights[0].shape[0])
+        parts = (self._diagonal[:, :, late:].unsqueeze(-1) * values).transpose(1, 2).flatten(2)
+        rows = zip(parts.chunk(len(self._weights)), self._weights, strict=True)
+        projected = torch.cat([row @ weight.flatten(0, 1) for row, weight in rows])
         if known is None:
             return projected
         known[:, late:] = projected

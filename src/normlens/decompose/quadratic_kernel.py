@@ -30,15 +30,15 @@ TILE = 16
 
 def pair_norms(
     fused: FusedAttention,
-    matrices: Float[Tensor, "row stage head head"],  # a row is a key of one sequence: key by key, all sequences
-    lengths: Float[Tensor, "row stage head"],
+    matrices: Float[Tensor, "batch key stage head head"],
+    lengths: Float[Tensor, "batch key stage head"],
     cancellation: float,
     out: Float[Tensor, "stage batch query key"],
     mean: Float[Tensor, "batch query key"] | None,
 ) -> Int[Tensor, " 1"]:
     """Write the norms of each stage to `out` and the mean weights to `mean`, both zeros before; not 0: pairs are lost."""
     batch, heads, queries, width = fused.query.shape
-    keys, stages = out.shape[-1], lengths.shape[1]
+    keys, stages = out.shape[-1], lengths.shape[2]
     lost = torch.zeros(1, dtype=torch.int32, device=out.device)
     mask = None if fused.mask is None else fused.mask.expand(batch, heads, queries, keys)
     grid = (triton.cdiv(keys, TILE), triton.cdiv(queries, TILE), batch)
@@ -120,7 +120,7 @@ def _pair_norms(  # type: ignore[no-untyped-def]
         tl.store(mean + b * queries * keys + place, tl.sum(alpha, 0) / heads, mask=inside)
     by_key = tl.permute(alpha, (2, 1, 0))  # key query head
     for stage in tl.static_range(0, stages):
-        row = (j.to(tl.int64) * batch + b) * stages + stage
+        row = (b * keys + j) * stages + stage
         gram = tl.load(
             matrices + row[:, None, None] * heads * heads + h[None, :, None] * heads + h[None, None, :],
             mask=here_j[:, None, None] & here_h[None, :, None] & here_h[None, None, :],

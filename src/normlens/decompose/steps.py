@@ -8,7 +8,8 @@ is linear, so it can be given to each part alone: `part -> gamma * (part - mean(
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,15 +20,15 @@ from torch import Tensor
 class Normalization:
     """`gamma * (y - mean(y) if centred) / s(y) + beta`, with `s(y) = sqrt(mean square of the numerator + eps)`."""
 
-    weight: Float[Tensor, " model"] | None
-    beta: Float[Tensor, " model"] | None
+    weight: Float[Tensor, "*row model"] | None  # rows: see `stacked`
+    beta: Float[Tensor, "*row model"] | None
     centred: bool
     eps: float
     offset: float = 0.0  # gamma = offset + weight: some families scale by 1 + weight
     path: str = ""  # where it stands in the model, for people
 
     @property
-    def gamma(self) -> Float[Tensor, " model"] | None:
+    def gamma(self) -> Float[Tensor, "*row model"] | None:
         """The scale by coordinate, or None where there is none."""
         if self.weight is None or self.offset == 0:
             return self.weight
@@ -61,7 +62,7 @@ class Scaling:
 class Shift:
     """Addition of a constant vector: a bias, which belongs to no input."""
 
-    vector: Float[Tensor, " model"]
+    vector: Float[Tensor, "*row model"]
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Shift:
         """A working copy."""
@@ -83,6 +84,39 @@ def _copy(tensor: Tensor, dtype: torch.dtype, device: torch.device | None) -> Te
 
 
 Step = Normalization | Scaling | Shift
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def form(step: Step) -> tuple[object, ...] | None:
+    """What steps must have in common to be stacked; None for one that has anything but plain vectors."""
+    found: list[object] = [type(step)]
+    for name, value in vars(step).items():
+        if isinstance(value, Tensor) and value.ndim != 1:
+            return None
+        if name != "path" and not isinstance(value, Step):
+            found.append((name, value.shape if isinstance(value, Tensor) else value))
+    return tuple(found)
+
+
+def stacked(steps: Sequence[AnyStep]) -> AnyStep:
+    """Steps of one form as one, for a batch with a row of vectors for each: its tensors are (row, 1, model)."""
+    first = {name: value for name, value in vars(steps[0]).items() if not isinstance(value, Step)}
+    each = {
+        name: torch.stack([getattr(step, name) for step in steps]).unsqueeze(1)
+        for name, value in first.items()
+        if isinstance(value, Tensor)
+    }
+    return type(steps[0])(**{**first, **each})
+
+
+def at_rows(step: Step, rows: Sequence[int]) -> Step:
+    """The step for single vectors, each from the named row of the batch."""
+    each = {
+        name: value[list(rows), 0]
+        for name, value in vars(step).items()
+        if isinstance(value, Tensor) and value.ndim == 3
+    }
+    return replace(step, **each) if each else step  # type: ignore[arg-type]
 
 
 def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
@@ -91,10 +125,11 @@ def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float
         if isinstance(step, Scaling):
             vectors = vectors * step.factor
         elif isinstance(step, Normalization):
-            if step.centred:
-                vectors = vectors - vectors.mean(-1, keepdim=True)
-            if step.weight is not None:
-                vectors = vectors * step.weight
+            centred = vectors - vectors.mean(-1, keepdim=True) if step.centred else None
+            if step.weight is None:
+                vectors = vectors if centred is None else centred
+            else:  # in place where it can be: new memory is what costs in a large block
+                vectors = vectors * step.weight if centred is None else centred.mul_(step.weight)
     return vectors
 
 

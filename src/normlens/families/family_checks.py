@@ -114,9 +114,10 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
         settings = Request.of(lens.anatomy)
         alphas: list[tuple[SiteResult, Tensor]] = []
 
-        def take(result: SiteResult, block: Block, alphas: list[tuple[SiteResult, Tensor]] = alphas) -> None:
+        def take(result: SiteResult, block: Block | None, alphas: list[tuple[SiteResult, Tensor]] = alphas) -> None:
             errors.append(float(result.proof.max()))
-            check_heads(family, result, block)
+            if block is not None:  # in the padded batch all have their own
+                check_heads(family, result, block)
             alphas.append((result, result.values["alpha"].clone()))
 
         inputs = tiny_inputs(model, padded=padded)
@@ -216,7 +217,7 @@ def check_heads(family: str, result: SiteResult, block: Block) -> None:
 
 def with_rotated_heads(tensors: BlockTensors) -> BlockTensors:
     """The same site with its output projection's heads in a wrong order."""
-    return replace(tensors, weight=tensors.weight.roll(1, dims=0), output_check=None)
+    return replace(tensors, weights=(tensors.weight.roll(1, dims=0),), output_check=None)
 
 
 def _notes(anatomy: Anatomy, model: nn.Module) -> str:
