@@ -102,10 +102,11 @@ def capture(
             if id(site) in request.plans
         }
     run = _Pass(model, anatomy, request, positions, weights, opened, take, inputs)
-    with answering(model, run.attention), ExitStack() as hooks:
-        run.set_hooks(model, hooks)
-        output = model(**run_arguments(model, fresh(dict(inputs))))
-    run.measure_waiting()
+    with answering(model, run.attention):
+        with ExitStack() as hooks:
+            run.set_hooks(model, hooks)
+            output = model(**run_arguments(model, fresh(dict(inputs))))
+        run.measure_waiting()
     for pending in run.pending.values():
         missing = sorted(str(place) for place in pending.plan.places if place not in pending.tensors)
         raise AnatomyError(
@@ -261,14 +262,12 @@ class _Pass:
                 with self._in_full():
                     self._keep(pending, alpha, values, heads)
         else:
-            pending.values = call.value.to(self._request.dtype)
-            pending.dtypes.add(call.value.dtype)
-            pending.choose_stack(call.query.shape[2])
+            pending.take_values(call.value, call.query.shape[2], self._request.dtype)
             with self._in_full():
                 if pending.stack > 1:
                     output = pending.heads = attend(inputs, pending.keep_weights, self._scratch)
                 else:
-                    collector = self._collector(pending, call.query.shape[2])
+                    collector = self._collector(pending)
                     output = collector.attend(inputs)
                     pending.pairs = collector.result(output)
         if pending.complete:
@@ -289,10 +288,8 @@ class _Pass:
     def _keep(self, pending: SeenSite, alpha: Tensor, values: Tensor, output: Tensor) -> None:
         """Take the weights that a family's own function shows, as a whole."""
         dtype = self._request.dtype
-        pending.values, pending.alpha, pending.heads = values.to(dtype), alpha.to(dtype), output.to(dtype)
-        pending.shown = True
-        pending.dtypes.add(values.dtype)
-        pending.choose_stack(alpha.shape[2])
+        pending.take_values(values, alpha.shape[2], dtype)
+        pending.alpha, pending.heads, pending.shown = alpha.to(dtype), output.to(dtype), True
 
     def _take_pairs(self, pending: SeenSite, query_mask: Tensor, subjects: Sequence[Subject]) -> None:
         """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
@@ -300,7 +297,7 @@ class _Pass:
         assert alpha is not None and heads is not None and values is not None
         pending.alpha = pending.heads = None
         if not pending.shown:
-            collector = self._collector(pending, alpha.shape[2])
+            collector = self._collector(pending)
             collector.feed(alpha, 0)
             pending.pairs = collector.result(heads)
             return
@@ -311,12 +308,12 @@ class _Pass:
             found = found.repeated(max(1, len(pending.site.groups)))
             factor, pending.gate = found.by_query_and_head.transpose(1, 2), found.gate
         if factor is not None and pending.gate is not None:
-            samples, weights = self._samples(pending, alpha.shape[2]), pending.weights
+            samples, weights = self._samples(pending), pending.weights
             pending.pairs = gated_pairs(
                 alpha, factor, by_head, weights.weights[0], weights.steps, pending.gate, pending.plan.pairs, samples
             )
             return
-        collector = self._collector(pending, alpha.shape[2], factor)
+        collector = self._collector(pending, factor)
         collector.feed(alpha, 0)
         # The family's own function may do more than it says: the sum is rebuilt from the weights that it showed.
         pending.pairs = collector.result(((alpha if factor is None else alpha * factor) @ by_head).transpose(1, 2))
@@ -331,24 +328,24 @@ class _Pass:
                 steps.append(step)
         return steps
 
-    def _collector(self, pending: SeenSite, queries: int, factor: Tensor | None = None) -> PairCollector:
+    def _collector(self, pending: SeenSite, factor: Tensor | None = None) -> PairCollector:
         assert pending.values is not None
         return PairCollector(
             pending.values,
-            queries,
+            pending.queries,
             pending.weights.weights,
             pending.weights.steps,
             pending.plan.pairs,
-            self._samples(pending, queries),
+            self._samples(pending),
             factor,
             self._scratch,
         )
 
-    def _samples(self, pending: SeenSite, queries: int) -> Samples:
+    def _samples(self, pending: SeenSite) -> Samples:
         """The pairs that the proof will rebuild, of each site."""
         assert pending.values is not None
         sites, (batch, _, keys, _) = pending.sites, pending.values.shape
-        real = self._positions.at(pending.site, batch // len(sites), queries, keys)
+        real = self._positions.at(pending.site, batch // len(sites), pending.queries, keys)
         picked = [pick_pairs(real.queries, real.keys, diagonal=s.kind != "cross", seed=s.layer) for s in sites]
         return tuple((first + row, query, key) for first, pairs in enumerate(picked) for row, query, key in pairs)
 
@@ -386,8 +383,7 @@ class _Pass:
         rounding = max(computed, key=lambda dtype: torch.finfo(dtype).eps)
         subjects = [Subject(family, f"{site.kind} layer {site.layer}", site.path, rounding) for site in sites]
         rows = len(seen.values) // len(sites)
-        queries = seen.pairs.mixed.shape[1] if seen.pairs is not None else _kept(seen.alpha).shape[2]
-        real = self._positions.at(seen.site, rows, queries, seen.values.shape[2])
+        real = self._positions.at(seen.site, rows, seen.queries, seen.values.shape[2])
         query_mask, key_mask = (mask.repeat(len(sites), 1) for mask in (real.query_mask, real.key_mask))
         if seen.pairs is None:
             self._take_pairs(seen, query_mask, subjects)
@@ -428,8 +424,3 @@ class _Pass:
             masks = real.query_mask, real.key_mask
             results.append(SiteResult(site.kind, site.layer, values, mixed, beside, *masks, error[mine], words, alike))
         return block, results
-
-
-def _kept(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "weights are kept until they are measured"
-    return tensor

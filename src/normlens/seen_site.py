@@ -8,7 +8,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from normlens.anatomy.description import Place, Site
+from normlens.anatomy.description import LayerEnd, Place, Site
 from normlens.anatomy.weights import WeightCache
 from normlens.decompose.block import BlockTensors
 from normlens.decompose.block import LayerEnd as EndTensors
@@ -35,6 +35,7 @@ class SeenSite:
         self.fed = None if plan.feed_forward is None else weights.feed_forward(plan.feed_forward, dtype)
         self.pieces: list[tuple[Tensor, Tensor]] = []  # values and heads' outputs of the calls so far
         self.values: Tensor | None = None
+        self.queries = 0
         self.pairs: PairResults | None = None
         self.alpha: Tensor | None = None  # with the heads' output, where the pairs must wait
         self.heads: Tensor | None = None
@@ -52,10 +53,14 @@ class SeenSite:
         """Take the weights of standard attention as a whole; they stand in memory that the next site uses."""
         self.alpha = alpha.clone()
 
-    def choose_stack(self, queries: int) -> None:
-        """Decide how many such sites may be measured at once; batches and long texts have work enough by themselves."""
-        assert self.values is not None, "the values come first"
-        batch, _, keys, _ = self.values.shape
+    def take_values(self, values: Tensor, queries: int, dtype: torch.dtype) -> None:
+        """Take the values of the attention that runs now; how many such sites may be measured at once is decided here.
+
+        Batches and long texts have work enough by themselves.
+        """
+        self.values, self.queries = values.to(dtype), queries
+        self.dtypes.add(values.dtype)
+        batch, _, keys, _ = values.shape
         longest = max(queries, keys)
         if batch == 1 and longest < COMPILED_LENGTH and None not in (self.plan.form, self.weights.form):
             heads, _, model = self.weights.weights[0].shape
@@ -65,7 +70,8 @@ class SeenSite:
     def form(self) -> tuple[object, ...]:
         """What sites must have in common to be measured at once."""
         assert self.alpha is not None, "sites wait with their weights"
-        return self.plan.form, self.weights.form, self.shown, self.alpha.shape, frozenset(self.dtypes)
+        shapes = (self.tensors[place].shape for place in self.site.places)
+        return self.plan.form, self.weights.form, self.shown, frozenset(self.dtypes), self.alpha.shape, *shapes
 
 
 def stack_of(sites: Sequence[SeenSite], weights: WeightCache) -> SeenSite:
@@ -129,15 +135,13 @@ def block_tensors(site_seen: SeenSite, dtype: torch.dtype) -> BlockTensors:
         stream_weights=weights_of_streams,
         output_check=weights.output_check,
         value_check=weights.value_check,
-        end=_end_tensors(site_seen, seen, residual),
+        end=None if site_seen.plan.end is None else _end_tensors(site_seen, site_seen.plan.end, seen, residual),
     )
 
 
-def _end_tensors(site_seen: SeenSite, seen: Mapping[Place, Tensor], residual: Tensor) -> EndTensors | None:
+def _end_tensors(site_seen: SeenSite, end: LayerEnd, seen: Mapping[Place, Tensor], residual: Tensor) -> EndTensors:
     """What follows the attention block, where a measure looks so far."""
-    site, end, found, fed = site_seen.site, site_seen.plan.end, site_seen.plan.feed_forward, site_seen.fed
-    if end is None:
-        return None
+    site, found, fed = site_seen.site, site_seen.plan.feed_forward, site_seen.fed
     inside: FeedForwardTensors | None = None
     if found is not None and fed is not None:
         entering = residual if site.residual is None else seen[site.residual]
