@@ -68,6 +68,10 @@ def _llama(layers: int, width: int, length: int) -> tuple[nn.Module, dict[str, T
     return tf.LlamaModel(config), {"input_ids": torch.randint(10, 90, (1, length))}
 
 
+def bert_sentence(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    return bert_base(layers, (16,))
+
+
 def bert_short(layers: int) -> tuple[nn.Module, dict[str, Tensor]]:
     return bert_base(layers, (32,) * 4)
 
@@ -77,6 +81,7 @@ SHAPES: dict[str, tuple[Any, Limits]] = {
     "bert": (bert_base, Limits(waits=3, copies=8, launches=120)),
     "bert padded": (bert_padded, Limits(waits=3, copies=8, launches=130)),
     "llama": (llama_heads, Limits(waits=6, copies=10, launches=400)),
+    "sentence": (bert_sentence, Limits(waits=0, copies=6, launches=25)),  # its sites are measured at once
     "explain": (
         bert_short,
         Limits(waits=0, copies=0, launches=90),
@@ -99,10 +104,11 @@ def counted(make: Any, layers: int, measures: list[str] = MEASURES) -> pretend.C
     model, inputs = make(layers)
     lens = Lens(model.eval().to(DEVICE))
     there = {name: value.to(DEVICE) for name, value in inputs.items()}
-    short = {name: value[-1:, :8].repeat(2, 1) for name, value in there.items()}  # a batch: no stack of sites
-    lens.analyze_inputs(short, measures=measures)
-    lens._compared[(True, *lens.kind_of(there))] = 0.0  # what is compared once per kind of input is no cost of a layer
-    lens.analyze_inputs(short, measures=measures)
+    for rows in (1, 2):  # one text is measured as a stack of sites, a batch site by site
+        short = {name: value[-1:, :8].repeat(rows, 1) for name, value in there.items()}
+        lens.analyze_inputs(short, measures=measures)
+        lens._compared[(True, *lens.kind_of(there))] = 0.0  # what is compared once per kind of input is no layer's cost
+        lens.analyze_inputs(short, measures=measures)
     with pretend.counting() as counts:
         lens.analyze_inputs(there, measures=measures)
     return counts
