@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -148,15 +148,6 @@ class Request:
                 "precision": precision,
             },
         )
-
-
-def listed(name: str, given: Iterable[Any] | None) -> list[Any] | None:
-    """What a user named, as a list: one name is a list of one."""
-    if given is None or isinstance(given, str):
-        return None if given is None else [given]
-    if not isinstance(given, Iterable):
-        raise InputError(f"{name} is a list: got {given!r}; write {name}=[{given!r}]")
-    return list(given)
 
 
 def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from normlens.anatomy.interface import evaluating
 from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_batch, padding_id
+from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.text.tokens import Tokens
 
 
@@ -151,7 +151,7 @@ class JobWriter:
         prompt = self._encoder.prompt(
             asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
         )
-        batch = pad_batch([prompt], padding_id(model, self._resolver.tokenizer), next(model.parameters()).device)
+        batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
         with evaluating(model):
             written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
         notes = prompt.notes | {"generated": True}
