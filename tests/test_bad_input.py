@@ -113,8 +113,20 @@ def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pyte
 
     monkeypatch.setattr(request, "available_bytes", lambda: 10)
     monkeypatch.setattr(request, "_ALWAYS_THERE", 0)
+    lens = Lens(tiny.make("bert"), tiny.tokenizer_for("bert"))  # a request remembers how much always fits
     with pytest.raises(InputError, match=r"must fit in memory.*leave out alpha and af_norm.*stream\(\)"):
-        lens_of("bert").analyze("the cat")
+        lens.analyze("the cat")
+
+
+@pytest.mark.parametrize("family", ["bert", "marian"])
+@pytest.mark.parametrize("asked", [{}, {"measures": [], "mixing": ["attn_n"]}, {"precision": "float64"}])
+def test_texts_that_always_fit_take_less_than_anybody_is_asked_for(family: str, asked: dict[str, Any]) -> None:
+    from normlens import request
+
+    some = request.Request.of(lens_of(family).anatomy, **asked)
+    whole, half = some.always_fits, some.always_fits // 2
+    for lengths in ([(whole, 0)], [(half, half)], [(half, 0), (half // 2, half // 2)], [(1, 1)] * half):
+        assert request.kept_bytes(some, lengths) < request._ALWAYS_THERE, lengths
 
 
 def test_half_a_character_is_named() -> None:

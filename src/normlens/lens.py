@@ -189,9 +189,12 @@ class Lens(ExaminedModel):
         asked = _asked(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, asked)
         encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
-        check_fits(request, [sequence.lengths for sequence in encoded], batch_size)
+        lengths = [sequence.lengths for sequence in encoded]
+        devices = (self._state or self.refresh()).devices
+        if sum(map(sum, lengths)) > request.always_fits or devices != {"cpu"}:
+            check_fits(request, lengths, batch_size)
         found: dict[int, Analysis] = {}
-        order = sorted(range(len(encoded)), key=lambda i: sum(encoded[i].lengths))
+        order = sorted(range(len(encoded)), key=lambda i: sum(lengths[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             rows = [encoded[i] for i in chosen]

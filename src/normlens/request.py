@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -87,6 +88,14 @@ class Request:
     dtype: torch.dtype
     plans: Mapping[int, SitePlan]  # by the identity of the site
     record: dict[str, Any]  # as it was asked for and with which versions, for the provenance
+
+    @cached_property
+    def always_fits(self) -> int:
+        """So many positions, of all sequences together, take so little that nobody is asked whether it is free."""
+        positions = 1
+        while positions < 1 << 20 and kept_bytes(self, [(positions, positions)]) < _ALWAYS_THERE:
+            positions *= 2
+        return positions // 2
 
     @classmethod
     def of(
