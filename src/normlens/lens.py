@@ -188,7 +188,8 @@ class Lens(ExaminedModel):
         single, items = as_lists(text, pair, target, pretokenized)
         asked = _asked(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, asked)
-        encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
+        encode = self._generated if generate else self.encoder
+        encoded = [encode(*item, truncate=truncate, pretokenized=pretokenized) for item in items]
         lengths = [sequence.lengths for sequence in encoded]
         devices = (self._state or self.refresh()).devices
         if sum(map(sum, lengths)) > request.always_fits or devices != {"cpu"}:
@@ -219,20 +220,15 @@ class Lens(ExaminedModel):
         truncate: bool = False,
     ) -> Iterator[SiteResult]:
         """Yield one site at a time, in the order in which the model runs them; nothing is kept in between."""
-        encoded = self._encode(text, pair, target, False, truncate, False)
+        encoded = self.encoder(text, pair, target, truncate=truncate, pretokenized=False)
         yield from self.stream_inputs(
             self._padded([encoded]), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
 
-    def _encode(
-        self, text: Text, pair: Text | None, target: Text | None, generate: bool, truncate: bool, pretokenized: bool
+    def _generated(
+        self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
     ) -> EncodedText:
-        if self.tokenizer is None:
-            raise InputError(
-                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs"
-            )
-        if not generate:
-            return self.encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
+        """What the model writes to a text, encoded."""
         if target is not None:
             raise InputError(
                 "generate=True analyses what the model itself writes: a target was given as well; drop one"

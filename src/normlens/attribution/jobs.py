@@ -49,10 +49,6 @@ class JobWriter:
     """Writes jobs for one model."""
 
     def __init__(self, lens: Lens, resolver: Resolver, reading: Reading, *, direction: bool) -> None:
-        if lens.tokenizer is None:
-            raise InputError(
-                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to explain_inputs"
-            )
         self._model, self._resolver, self._reading, self._direction = resolver.model, resolver, reading, direction
         self._encoder: TextEncoder = lens.encoder
         self._two_sided = is_encoder_decoder(self._model)

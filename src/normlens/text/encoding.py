@@ -77,6 +77,11 @@ class TextEncoder:
 
     def prompt(self, text: Text, pair: Text | None, *, truncate: bool, pretokenized: bool) -> EncodedText:
         """Encode the side that is read: a text, with its pair."""
+        if self._tokenizer is None:
+            raise InputError(
+                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs or "
+                "explain_inputs"
+            )
         _check_text(text, "text", pretokenized)
         if pair is not None:
             _check_text(pair, "pair", pretokenized)
