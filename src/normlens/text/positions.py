@@ -73,6 +73,6 @@ class Positions:
                     f"{(batch, length)}; analyse these inputs one by one, without padding"
                 )
             found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
-        real, looked_at = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in found)
-        self._known[shape] = RealPositions(found[0], found[1], real, looked_at)
+        real_queries, real_keys = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in found)
+        self._known[shape] = RealPositions(found[0], found[1], real_queries, real_keys)
         return self._known[shape]
