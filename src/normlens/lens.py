@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -36,7 +37,6 @@ from normlens.files.remote import AnyPath, path_of
 from normlens.request import AnalyzeOptions, Precision, Request, check_fits
 from normlens.streaming import iterate
 from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
-from normlens.text.positions import RowWords
 from normlens.text.tokens import Tokens
 from normlens.text.word_level import WordMode
 
@@ -498,10 +498,12 @@ class Lens(ExaminedModel):
         request = self._request(anatomy, asked)
         count = len(rows) if rows is not None else rows_of(inputs)
         builder = AnalysisBuilder(count, len(request.sites), progress)
-        words: RowWords | None = None
+        words: dict[Kind, list[tuple[Tensor, Tensor]]] | None = None
         if request.words is not None and rows is not None:
-            sides = {kind: [row.sides(kind) for row in rows] for kind in anatomy.kinds}
-            words = {kind: [(torch.tensor(q.words), torch.tensor(k.words)) for q, k in s] for kind, s in sides.items()}
+            words = {kind: [] for kind in anatomy.kinds}
+            for kind, row in product(words, rows):
+                queries, keys = row.sides(kind)
+                words[kind].append((torch.tensor(queries.words), torch.tensor(keys.words)))
         prepared = rows is None
         error = self._run(inputs, anatomy, request, builder.update, prepared, words)
         if rows is None:

@@ -73,7 +73,8 @@ class StateReader:
             if isinstance(module, PreTrainedModel):
                 implementation.append(str(module.config._attn_implementation))
             # Not `hasattr` of the module itself: where there is none, which is nearly everywhere, it makes an error first.
-            own = "lora_A" in module._modules or "lora_A" in module._parameters or "lora_A" in module.__dict__
+            own = "lora_A" in module._modules or "lora_A" in module._parameters
+            own = own or "lora_A" in module._buffers or "lora_A" in module.__dict__
             if own or hasattr(type(module), "active_adapters"):
                 said = (getattr(module, name, None) for name in _ADAPTER_SETTINGS)
                 adapters.append(tuple(repr(value) for value in said if not callable(value)))

@@ -47,7 +47,7 @@ class TextEncoder:
         self._config: Any = getattr(model, "config", None)
         self._two_sided = is_encoder_decoder(model)
         self._limit = longest_input(model, tokenizer)
-        self.padding = padding_id(model, tokenizer)  #: fills up shorter rows
+        self.padding = padding_id(model, tokenizer)  #: the id that fills up shorter rows
 
     def __call__(
         self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
