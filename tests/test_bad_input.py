@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -92,9 +93,18 @@ def test_truncation_is_asked_for_and_recorded() -> None:
     assert found.provenance["truncated"] is True
 
 
-def test_text_without_a_tokenizer() -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        Lens.analyze,
+        lambda lens, text: list(lens.stream(text)),
+        lambda lens, text: lens.explain(text, direction=[1.0] * tiny.WIDTH),
+    ],
+    ids=["analyze", "stream", "explain"],
+)
+def test_text_without_a_tokenizer(use: Callable[[Lens, str], Any]) -> None:
     with pytest.raises(InputError, match=r"a text needs a tokenizer: this lens has none; .*analyze_inputs"):
-        Lens(tiny.make("bert")).analyze("the cat")
+        use(Lens(tiny.make("gpt2")), "the cat")
 
 
 def test_a_family_that_cannot_be_read() -> None:
