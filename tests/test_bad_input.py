@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -92,9 +93,18 @@ def test_truncation_is_asked_for_and_recorded() -> None:
     assert found.provenance["truncated"] is True
 
 
-def test_text_without_a_tokenizer() -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        Lens.analyze,
+        lambda lens, text: list(lens.stream(text)),
+        lambda lens, text: lens.explain(text, direction=[1.0] * tiny.WIDTH),
+    ],
+    ids=["analyze", "stream", "explain"],
+)
+def test_text_without_a_tokenizer(use: Callable[[Lens, str], Any]) -> None:
     with pytest.raises(InputError, match=r"a text needs a tokenizer: this lens has none; .*analyze_inputs"):
-        Lens(tiny.make("bert")).analyze("the cat")
+        use(Lens(tiny.make("gpt2")), "the cat")
 
 
 def test_a_family_that_cannot_be_read() -> None:
@@ -113,8 +123,20 @@ def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pyte
 
     monkeypatch.setattr(request, "available_bytes", lambda: 10)
     monkeypatch.setattr(request, "_ALWAYS_THERE", 0)
+    lens = Lens(tiny.make("bert"), tiny.tokenizer_for("bert"))  # a request remembers how much always fits
     with pytest.raises(InputError, match=r"must fit in memory.*leave out alpha and af_norm.*stream\(\)"):
-        lens_of("bert").analyze("the cat")
+        lens.analyze("the cat")
+
+
+@pytest.mark.parametrize("family", ["bert", "marian"])
+@pytest.mark.parametrize("asked", [{}, {"measures": [], "mixing": ["attn_n"]}, {"precision": "float64"}])
+def test_texts_that_always_fit_take_less_than_anybody_is_asked_for(family: str, asked: dict[str, Any]) -> None:
+    from normlens import request
+
+    some = request.Request.of(lens_of(family).anatomy, **asked)
+    whole, half = some.always_fits, some.always_fits // 2
+    for lengths in ([(whole, 0)], [(half, half)], [(half, 0), (half // 2, half // 2)], [(1, 1)] * half):
+        assert request.kept_bytes(some, lengths) < request._ALWAYS_THERE, lengths
 
 
 def test_half_a_character_is_named() -> None:

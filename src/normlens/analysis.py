@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from normlens.capture import SiteResult
     from normlens.decompose.devices import HostCopies
+    from normlens.text.tokens import Tokens
     from normlens.viewer.display import View
 
 
@@ -312,32 +313,41 @@ class AnalysisBuilder:
     Maps of another device travel to the host while it computes the next site, and are cut to each row's real positions here.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, sites: int, progress: Callable[[int, int], None] | None) -> None:
+        self._sites, self._done, self._progress = sites, 0, progress
         #: By row, then by kind and layer.
-        self._layers: list[dict[str, dict[int, dict[str, np.ndarray]]]] = [defaultdict(dict) for _ in range(rows)]
+        self._layers: list[dict[Kind, dict[int, dict[str, np.ndarray]]]] = [defaultdict(dict) for _ in range(rows)]
         self._travelling: tuple[SiteResult, HostCopies] | None = None
-        self._real: dict[int, tuple[Tensor, list[slice | np.ndarray]]] = {}  # by mask: each row's real positions
+        #: By mask, which is kept with them: each row's real positions, a slice where there is no padding.
+        self._real: dict[int, tuple[Tensor, list[slice | np.ndarray]]] = {}
         self.masks: dict[Kind, tuple[Tensor, Tensor]] = {}  #: of the queries and keys of each kind of site
 
-    def update(self, result: SiteResult) -> None:
-        """Take one site."""
+    def update(self, result: SiteResult, block: object) -> None:
+        """Take one site; of its block nothing is kept."""
         self.masks[result.kind] = result.query_mask, result.key_mask
         self._unpack()  # what was sent with the site before has arrived: the host has waited for this one's proof since
         if result.words:
             self._take_words(result)
-            return
-        self._travelling = result, result.to_host()
-        if self._travelling[1].immediate:
-            self._unpack()
+        else:
+            self._travelling = result, result.to_host()
+            if self._travelling[1].immediate:
+                self._unpack()
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._sites)
 
     def result(
-        self, row: int, labels: Mapping[str, tuple[Sequence[str], Sequence[str]]], record: Mapping[str, Any]
+        self, row: int, sides: Mapping[Kind, tuple[Tokens, Tokens]], record: Mapping[str, Any], *, by_word: bool
     ) -> Analysis:
-        """The analysis of a row; `labels` are the query and key tokens of each kind of site."""
+        """The analysis of a row; `sides` are the query and key tokens of each kind of site."""
         if self._travelling is not None:
             self._travelling[1].wait()
             self._unpack()
-        return Analysis({kind: _dataset(layers, *labels[kind]) for kind, layers in self._layers[row].items()}, record)
+        sites: dict[str, xr.Dataset] = {}
+        for kind, layers in self._layers[row].items():
+            labels = [side.word_strings() if by_word else side.strings for side in sides[kind]]
+            sites[kind] = _dataset(layers, *labels)
+        return Analysis(sites, record)
 
     def _unpack(self) -> None:
         """Cut what has arrived into rows."""
@@ -347,7 +357,11 @@ class AnalysisBuilder:
         arrays = copies.arrays()
         by_query = {MIXING + name: ratio.numpy() for name, ratio in result.mixing.items()}
         by_query |= {RESIDUAL + name: norm.numpy() for name, norm in result.residual.items()}
-        queries, keys = self._positions(result.query_mask), self._positions(result.key_mask)
+        masks = (result.query_mask, result.key_mask)
+        for mask in masks:
+            if id(mask) not in self._real:
+                self._real[id(mask)] = mask, [slice(None) if row.all() else row.nonzero()[0] for row in mask.numpy()]
+        queries, keys = (self._real[id(mask)][1] for mask in masks)
         for row, layers in enumerate(self._layers):
             found = {
                 name: array[row][..., queries[row], :][..., keys[row]]
@@ -358,13 +372,6 @@ class AnalysisBuilder:
             found |= {name: array[row][queries[row]] for name, array in by_query.items()}
             found[PROOF] = np.asarray(float(result.proof[row]))
             layers[result.kind][result.layer] = found
-
-    def _positions(self, mask: Tensor) -> list[slice | np.ndarray]:
-        """The real positions of each row; a slice where there is no padding."""
-        if id(mask) not in self._real:
-            rows = mask.numpy()
-            self._real[id(mask)] = mask, [slice(None) if row.all() else row.nonzero()[0] for row in rows]
-        return self._real[id(mask)][1]
 
     def _take_words(self, result: SiteResult) -> None:
         for row, (layers, words) in enumerate(zip(self._layers, result.words, strict=True)):
@@ -391,8 +398,9 @@ def _dataset(
         "layer": numbers,
         "query": np.arange(len(query_tokens)),
         "key": np.arange(len(key_tokens)),
-        "query_token": ("query", np.array(query_tokens, dtype=object)),
-        "key_token": ("key", np.array(key_tokens, dtype=object)),
+        # Left as they are: xarray would look through all of them for dates and times.
+        "query_token": xr.Variable("query", np.array(query_tokens, dtype=object), fastpath=True),
+        "key_token": xr.Variable("key", np.array(key_tokens, dtype=object), fastpath=True),
     }
     if heads:
         coordinates["head"] = np.arange(1, heads + 1)

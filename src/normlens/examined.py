@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy
 from normlens.anatomy.examine import (
-    Deciding,
+    DECIDING,
     backbone,
-    deciding,
     examine,
     family_of,
+    form_of,
     is_encoder_decoder,
+    one_row,
     reading_inputs,
 )
 from normlens.anatomy.inputs import failed_on, fresh
@@ -56,7 +57,7 @@ class ExaminedModel:
         self._reader = StateReader(model, self._body)
         self._state: ModelState | None = None
         # What is known of the model, good for its present state alone.
-        self._anatomies: dict[Deciding, Anatomy] = {}  # by the inputs that change what runs
+        self._anatomies: dict[frozenset[Any], Anatomy] = {}  # by the inputs that change what runs
         self._weights = WeightCache()
         self._requests: dict[tuple[int, str], Request] = {}  # by anatomy, and what was asked
         self._described: dict[str, Any] | None = None
@@ -102,10 +103,15 @@ class ExaminedModel:
 
     def _anatomy_for(self, inputs: Mapping[str, Any]) -> Anatomy:
         """The anatomy for these inputs: what runs may depend on which of them there are, not on their numbers."""
-        known = deciding(self._body, inputs)
+        known: frozenset[Any] = frozenset(name for name in DECIDING if inputs.get(name) is not None)
+        # Nobody but the user knows what another module takes: forms of masks decide, and it is read on one row of them.
+        foreign = bool(inputs) and not known and ("input_ids" not in inputs or not hasattr(self._body, "config"))
+        if foreign:
+            known = frozenset(form_of(*item) for item in inputs.items())
         if known not in self._anatomies:
             with one_pass_at_a_time(self._body):
-                self._anatomies[known] = examine(self._body, reading_inputs(self._body, inputs))
+                read_on = one_row(inputs) if foreign else reading_inputs(self._body, inputs)
+                self._anatomies[known] = examine(self._body, read_on)
         return self._anatomies[known]
 
     def _request(self, anatomy: Anatomy, asked: Mapping[str, Any]) -> Request:

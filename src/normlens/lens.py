@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -33,10 +34,9 @@ from normlens.decompose.singular_values import Variant
 from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
 from normlens.examined import ExaminedModel
 from normlens.files.remote import AnyPath, path_of
-from normlens.request import AnalyzeOptions, Precision, Request, check_fits, listed
+from normlens.request import AnalyzeOptions, Precision, Request, check_fits
 from normlens.streaming import iterate
-from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_batch, padding_id
-from normlens.text.positions import RowWords
+from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
 from normlens.text.tokens import Tokens
 from normlens.text.word_level import WordMode
 
@@ -186,12 +186,16 @@ class Lens(ExaminedModel):
         if batch_size < 1:
             raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
         single, items = as_lists(text, pair, target, pretokenized)
-        asked = _asked(measures, mixing, layers, words, precision)
+        asked = _asked(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, asked)
-        encoded = [self._encode(*item, generate, truncate, pretokenized) for item in items]
-        check_fits(request, [sequence.lengths for sequence in encoded], batch_size)
+        encode = self._generated if generate else self.encoder
+        encoded = [encode(*item, truncate=truncate, pretokenized=pretokenized) for item in items]
+        lengths = [sequence.lengths for sequence in encoded]
+        devices = (self._state or self.refresh()).devices
+        if sum(map(sum, lengths)) > request.always_fits or devices != {"cpu"}:
+            check_fits(request, lengths, batch_size)
         found: dict[int, Analysis] = {}
-        order = sorted(range(len(encoded)), key=lambda i: encoded[i].length)
+        order = sorted(range(len(encoded)), key=lambda i: sum(lengths[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             rows = [encoded[i] for i in chosen]
@@ -216,20 +220,15 @@ class Lens(ExaminedModel):
         truncate: bool = False,
     ) -> Iterator[SiteResult]:
         """Yield one site at a time, in the order in which the model runs them; nothing is kept in between."""
-        encoded = self._encode(text, pair, target, False, truncate, False)
+        encoded = self.encoder(text, pair, target, truncate=truncate, pretokenized=False)
         yield from self.stream_inputs(
             self._padded([encoded]), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
         )
 
-    def _encode(
-        self, text: Text, pair: Text | None, target: Text | None, generate: bool, truncate: bool, pretokenized: bool
+    def _generated(
+        self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
     ) -> EncodedText:
-        if self.tokenizer is None:
-            raise InputError(
-                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs"
-            )
-        if not generate:
-            return self.encoder(text, pair, target, truncate=truncate, pretokenized=pretokenized)
+        """What the model writes to a text, encoded."""
         if target is not None:
             raise InputError(
                 "generate=True analyses what the model itself writes: a target was given as well; drop one"
@@ -356,7 +355,7 @@ class Lens(ExaminedModel):
         return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
-        return pad_batch(rows, padding_id(self.model, self.tokenizer), next(self._body.parameters()).device)
+        return pad_rows([row.inputs for row in rows], self.encoder.padding, next(self._body.parameters()).device)
 
     # ---- explanations --------------------------------------------------------------------------------------------
 
@@ -436,7 +435,7 @@ class Lens(ExaminedModel):
         precision: Precision = "float32",
     ) -> list[Analysis]:
         """Analyse tensors that you prepared yourself: one `Analysis` per row."""
-        asked = _asked(measures, mixing, layers, None, precision)
+        asked = _asked(None, precision, measures=measures, mixing=mixing, layers=layers)
         return self._analyze_rows(checked_inputs(self._body, inputs), None, asked)
 
     def stream_inputs(
@@ -452,11 +451,8 @@ class Lens(ExaminedModel):
         """Yield one site of a prepared batch at a time (see `SiteResult`); nothing is kept in between."""
         inputs = checked_inputs(self._body, inputs)
         self.refresh()
-        request = Request.of(
-            self._anatomy_for(inputs),
-            **_asked(measures, mixing, layers, None, precision),
-            sites=listed("sites", sites),
-        )
+        asked = _asked(None, precision, measures=measures, mixing=mixing, layers=layers, sites=sites)
+        request = Request.of(self._anatomy_for(inputs), **asked)
         reader = threading.get_ident()
         return iterate(
             lambda give: self.run(inputs, request, lambda result, block: give(result), prepared=True, reader=reader)
@@ -501,34 +497,23 @@ class Lens(ExaminedModel):
         anatomy = self._anatomy_for(inputs)
         request = self._request(anatomy, asked)
         count = len(rows) if rows is not None else rows_of(inputs)
-        builder = AnalysisBuilder(count)
-        done = 0
-
-        def take(result: SiteResult, block: object) -> None:
-            builder.update(result)
-            if progress is not None:
-                nonlocal done
-                done += 1
-                progress(done, len(request.sites))
-
-        words: RowWords | None = None
+        builder = AnalysisBuilder(count, len(request.sites), progress)
+        words: dict[Kind, list[tuple[Tensor, Tensor]]] | None = None
         if request.words is not None and rows is not None:
-            words = {
-                kind: [(torch.tensor(r.queries(kind).words), torch.tensor(r.keys(kind).words)) for r in rows]
-                for kind in anatomy.kinds
-            }
+            words = {kind: [] for kind in anatomy.kinds}
+            for kind, row in product(words, rows):
+                queries, keys = row.sides(kind)
+                words[kind].append((torch.tensor(queries.words), torch.tensor(keys.words)))
         prepared = rows is None
-        error = self._run(inputs, anatomy, request, take, prepared, words)
+        error = self._run(inputs, anatomy, request, builder.update, prepared, words)
         if rows is None:
             rows = [self._labels(inputs, builder.masks, row) for row in range(count)]
-        by_word, identity = request.words is not None, self._description()
-        records = ({**deepcopy(request.record), "output_check": error, **row.notes} for row in rows)
-        return [
-            builder.result(
-                n, {kind: row.labels(kind, by_word) for kind in builder.masks}, {"model": deepcopy(identity), **record}
-            )
-            for n, (row, record) in enumerate(zip(rows, records, strict=True))
-        ]
+        found = []
+        for n, row in enumerate(rows):
+            tokens = {kind: row.sides(kind) for kind in builder.masks}
+            record = {"model": self._description(), **deepcopy(request.record), "output_check": error, **row.notes}
+            found.append(builder.result(n, tokens, record, by_word=request.words is not None))
+        return found
 
     def _labels(self, inputs: Mapping[str, Any], masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
@@ -546,13 +531,11 @@ class Lens(ExaminedModel):
         return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
 
 
-def _asked(
-    measures: Iterable[str] | None,
-    mixing: Iterable[str] | None,
-    layers: Iterable[int] | None,
-    words: WordMode | None,
-    precision: Precision,
-) -> dict[str, Any]:
-    """What a user asked for, as plain lists: it is read more than once."""
-    given = {"measures": measures, "mixing": mixing, "layers": layers}
-    return {**{name: listed(name, some) for name, some in given.items()}, "words": words, "precision": precision}
+def _asked(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> dict[str, Any]:
+    """What a user asked for. What is several is made a list, since it is read more than once: one name is a list of one."""
+    asked: dict[str, Any] = {"words": words, "precision": precision}
+    for name, given in several.items():
+        if given is not None and not isinstance(given, Iterable):
+            raise InputError(f"{name} is a list: got {given!r}; write {name}=[{given!r}]")
+        asked[name] = [given] if isinstance(given, str) else None if given is None else list(given)
+    return asked

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -93,6 +94,14 @@ class Request:
     plans: Mapping[int, SitePlan]  # by the identity of the site
     record: dict[str, Any]  # as it was asked for and with which versions, for the provenance
 
+    @cached_property
+    def always_fits(self) -> int:
+        """So many positions, of all sequences together, take so little that nobody is asked whether it is free."""
+        positions = 1
+        while positions < 1 << 20 and kept_bytes(self, [(positions, positions)]) < _ALWAYS_THERE:
+            positions *= 2
+        return positions // 2
+
     @classmethod
     def of(
         cls,
@@ -153,15 +162,6 @@ class Request:
                 "precision": precision,
             },
         )
-
-
-def listed(name: str, given: Iterable[Any] | None) -> list[Any] | None:
-    """What a user named, as a list: one name is a list of one."""
-    if given is None or isinstance(given, str):
-        return None if given is None else [given]
-    if not isinstance(given, Iterable):
-        raise InputError(f"{name} is a list: got {given!r}; write {name}=[{given!r}]")
-    return list(given)
 
 
 def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:

@@ -12,7 +12,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
 from normlens.anatomy.inputs import fresh
-from normlens.anatomy.interface import AttentionCall, answering, in_full_precision, is_standard, run_arguments
+from normlens.anatomy.interface import (
+    AttentionCall,
+    answering,
+    in_full_precision,
+    is_standard,
+    run_arguments,
+    unfused,
+)
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.trace import Recorder, Trace
@@ -59,7 +66,7 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with answering(model, note), in_full_precision(model), recorder.watching():
+    with answering(model, note), unfused(), in_full_precision(model), recorder.watching():
         model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
     recorder.trace.lost = recorder.lost()
     return recorder.trace
@@ -96,7 +103,7 @@ def _lengths(model: nn.Module) -> tuple[int, int]:
     return source, target
 
 
-def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """One sequence of what a foreign module takes: the one from which its masks hide least, as far as one can tell."""
     padding = [value for name, value in inputs.items() if _by_position(name, value)]
     # A mask that says one and the same of every position hides nothing, whichever of its values stands for hiding.
@@ -115,7 +122,7 @@ def _by_position(name: str, value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and name.endswith(("padding_mask", "attention_mask"))
 
 
-def _form(name: str, value: Any) -> tuple[str, object]:
+def form_of(name: str, value: Any) -> tuple[str, object]:
     """What of a foreign module's input decides what it is: of a mask over pairs, what it says of later and earlier keys."""
     if "mask" not in name or not isinstance(value, Tensor) or value.ndim < 2 or value.shape[-1] != value.shape[-2]:
         return name, None
@@ -128,27 +135,16 @@ def _form(name: str, value: Any) -> tuple[str, object]:
     )
 
 
-#: By what an anatomy is known: inputs that change what runs.
-Deciding = frozenset[Any]
 #: Inputs that change which attentions run, or where their keys come from.
-_DECIDING = ("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states")
-
-
-def deciding(model: nn.Module, inputs: Mapping[str, Any]) -> Deciding:
-    """What of the inputs decides which attentions run: names for a transformers model, forms of masks for any other."""
-    known = frozenset(name for name in inputs if name in _DECIDING and inputs[name] is not None)
-    return frozenset(_form(*item) for item in inputs.items()) if _is_foreign(model, inputs) else known
+DECIDING = ("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states")
 
 
 def reading_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """On what a model is read that will be run on `inputs`; None: a few tokens.
+    """On what a transformers model is read that will be run on `inputs`; None: a few tokens.
 
-    Stand-ins are chosen so that nothing coincides: sides of different lengths, several positions, no mask. Only a module
-    that is no transformers model is read on one row of what it is given, since nobody else knows what it takes.
+    Stand-ins are chosen so that nothing coincides: sides of different lengths, several positions, no mask.
     """
-    if _is_foreign(model, inputs):
-        return _one_row(inputs)
-    known = [name for name in _DECIDING if inputs.get(name) is not None]
+    known = [name for name in DECIDING if inputs.get(name) is not None]
     if not known:
         return None
     source, target = _lengths(model)
@@ -165,12 +161,6 @@ def reading_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
         else:
             given[name] = (drawn,) if isinstance(value, tuple | list) else type(value)(last_hidden_state=drawn)
     return given
-
-
-def _is_foreign(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
-    """Whether nobody but the user knows what the module takes."""
-    known = any(name in _DECIDING and inputs[name] is not None for name in inputs)
-    return bool(inputs) and not known and ("input_ids" not in inputs or not hasattr(model, "config"))
 
 
 def _special_ids(config: Any) -> set[Any]:

@@ -160,17 +160,19 @@ def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> T
     return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, lowest)
 
 
-def all_modules(model: nn.Module) -> Iterator[nn.Module]:
+def all_modules(model: nn.Module) -> list[nn.Module]:
     """What `model.modules()` gives, without a generator inside a generator for every level: this runs in every pass.
 
     A module that stands in several places comes several times.
     """
+    found: list[nn.Module] = []
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
         if module is not None:
-            yield module
+            found.append(module)
             waiting.extend(module._modules.values())
+    return found
 
 
 def _turn_off_fused_attention(undo: ExitStack) -> None:
@@ -179,30 +181,27 @@ def _turn_off_fused_attention(undo: ExitStack) -> None:
     undo.enter_context(sdpa_kernel(SDPBackend.MATH))
 
 
-#: No fused attention inside the block, so that a softmax in a family's own code can be seen.
+#: No fused attention inside the block, so that a softmax in a family's own code (or in plain PyTorch) can be seen.
 unfused = WhileNeeded(_turn_off_fused_attention)
 #: Hooks and handlers are Python code that a compiled call would not run, or would compile.
 _uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether a call of this module would run compiled code: `compile()`, `torch.compile` of it or of its forward."""
-    return (
-        module._compiled_call_impl is not None
-        or "_orig_mod" in module._modules
-        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
-    )
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
-    modules = list(all_modules(model))
+    modules = all_modules(model)
     training = [module for module in modules if module.training]
+    compiled = any(  # by `compile()`, or by `torch.compile` of a module or of its forward
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+        for module in modules
+    )
     try:
         for module in training:
             module.training = False
-        with _uncompiled() if any(map(_is_compiled, modules)) else nullcontext(), torch.no_grad():
+        with _uncompiled() if compiled else nullcontext(), torch.no_grad():
             yield
     finally:
         for module in training:
@@ -249,13 +248,13 @@ def coarsest(dtypes: Iterable[torch.dtype], model: nn.Module) -> torch.dtype:
 def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
     """Give every attention that the model runs inside the block to a handler; all is put back afterwards.
 
-    The model runs in eval mode and without gradients. Attention that goes another way (a family's own code, plain
-    PyTorch) is at least not fused inside the block, so that `normlens.anatomy.follow` can see its softmax.
+    The model runs in eval mode and without gradients.
     """
     AttentionInterface.register(IMPLEMENTATION, _answer)
     # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    submodels = [module for module in all_modules(model) if isinstance(module, PreTrainedModel)]
+    modules = all_modules(model)
+    submodels = [module for module in modules if isinstance(module, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
     token = _handler.set(handler)
     hides = _false_hides.set("eager" not in {implementation for _, implementation in before.values()})
@@ -264,8 +263,8 @@ def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
         for submodel in submodels:  # outer ones come first, and set the inner ones too
             if submodel not in inner:
                 submodel.set_attn_implementation(IMPLEMENTATION)
-                inner.update(all_modules(submodel))
-        with evaluating(model), unfused():
+                inner.update(modules if submodel is model else all_modules(submodel))
+        with evaluating(model):
             yield
     finally:
         _handler.reset(token)
@@ -298,7 +297,7 @@ def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[
     """Wait until no other thread runs a pass through this model; `reader` is the thread that a stream runs for."""
     with _locks_lock:
         known = _locks.setdefault(model, _PassLock())
-    if is_streaming(model):
+    if known.reader == threading.get_ident():
         raise InputError(
             "a model runs one pass at a time: a stream on it is still open in this thread; read it to its end, or "
             "close() it, then start the next pass"

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlens.anatomy.description import Place
 from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
+from normlens.anatomy.interface import unfused
 from normlens.anatomy.operations import OpenCall, OperationKey, tensors_in
 
 Seen = Callable[[Place, Tensor], None]
@@ -61,8 +62,9 @@ class InsideReader(TorchDispatchMode):
         self._thread = threading.get_ident()  # others may call the same model meanwhile
 
     def watch(self, model: nn.Module, hooks: ExitStack, seen: Seen, attended: Attended) -> None:
-        """Hook every module of the model, since calls are counted."""
+        """Hook every module of the model, since calls are counted; no attention is fused, so that its softmax is seen."""
         self._seen, self._attended = seen, attended
+        hooks.enter_context(unfused())
         # Whoever listens holds the reader: unless this end lets go, both would wait for the garbage collector.
         hooks.callback(self._stop_telling)
         for module in model.modules():

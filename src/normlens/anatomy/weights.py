@@ -30,6 +30,8 @@ from normlens.decompose.steps import Normalization, Step, form, stacked
 _SAMPLES = 4
 #: Stacks that are kept: people ask for the same layers again and again.
 _STACKS = 16
+#: What an adapter layer says about itself, by PEFT's names; anything else about it shows in its tensors.
+_ADAPTER_SETTINGS = ("active_adapters", "active_adapter", "disable_adapters", "merged_adapters", "scaling")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ModelState:
     """What decides whether something that was kept of a model still holds."""
 
     tensors: tuple[tuple[int, int, int], ...]  # identity, storage and version of each parameter and buffer
+    devices: frozenset[str]  # that hold them: "cpu", "cuda"
     entries: tuple[bytes, ...]  # a seeded few of their numbers
     adapters: tuple[object, ...]  # which are in force, and how strongly
     hooks: tuple[int, ...]  # set by the user: their numbers, which PyTorch gives only once
@@ -56,7 +59,7 @@ class StateReader:
         self._model = model
         self._wrappers = [module for module in model.modules() if module is not body and body in module.modules()]
         self._viewed: tuple[tuple[int, int, int], ...] = ()
-        self._views: list[list[Tensor]] = []  # by device and dtype, of a few numbers each
+        self._views: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # of a few numbers each
 
     def read(self) -> ModelState:
         """The state now."""
@@ -65,28 +68,28 @@ class StateReader:
         implementation: list[str] = []
         hooks: list[int] = []
         for module in all_modules(self._model):
-            held = (*module._parameters.values(), *module._buffers.values())
-            if held:
-                tensors += [t for t in held if t is not None]
-            hooks += module._forward_hooks
-            hooks += module._forward_pre_hooks
+            for held in (module._parameters, module._buffers):
+                if held:
+                    tensors += [t for t in held.values() if t is not None]
+            if module._forward_hooks or module._forward_pre_hooks:
+                hooks += [*module._forward_hooks, *module._forward_pre_hooks]
             if isinstance(module, PreTrainedModel):
                 implementation.append(str(module.config._attn_implementation))
-            if hasattr(module, "lora_A") or hasattr(type(module), "active_adapters"):
-                adapters.append(_adapters(module))
+            # Not `hasattr` of the module itself: where there is none, which is nearly everywhere, it makes an error first.
+            own = "lora_A" in module._modules or "lora_A" in module._parameters
+            own = own or "lora_A" in module._buffers or "lora_A" in module.__dict__
+            if own or hasattr(type(module), "active_adapters"):
+                said = (getattr(module, name, None) for name in _ADAPTER_SETTINGS)
+                adapters.append(tuple(repr(value) for value in said if not callable(value)))
         key = tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
         if key != self._viewed:
             self._viewed, self._views = key, _views(tensors)
         with torch.no_grad():
-            entries = tuple(torch.cat(views).cpu().view(torch.uint8).numpy().tobytes() for views in self._views)
+            views = self._views.values()
+            entries = tuple(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes() for some in views)
+        devices = frozenset(device.type for device, _ in self._views)
         wrappers = tuple(map(_said, self._wrappers))
-        return ModelState(key, entries, tuple(adapters), tuple(hooks), tuple(implementation), wrappers)
-
-
-def _adapters(module: nn.Module) -> object:
-    """What an adapter layer says about itself (PEFT's names); anything else about it shows in its tensors."""
-    names = ("active_adapters", "active_adapter", "disable_adapters", "merged_adapters", "scaling")
-    return tuple(repr(value) for name in names if not callable(value := getattr(module, name, None)))
+        return ModelState(key, devices, entries, tuple(adapters), tuple(hooks), tuple(implementation), wrappers)
 
 
 def _said(module: nn.Module) -> object:
@@ -100,7 +103,7 @@ def _said(module: nn.Module) -> object:
     return tuple(found)
 
 
-def _views(tensors: list[Tensor]) -> list[list[Tensor]]:
+def _views(tensors: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
     """A few numbers of each tensor, at seeded distances, as views: what is written into it shows in them."""
     drawn = Random(0)
     grouped: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -120,7 +123,7 @@ def _views(tensors: list[Tensor]) -> list[list[Tensor]]:
                 place, at = divmod(place, size)
                 entry = entry.select(entry.ndim - 1, at)
             views.append(entry.reshape(1))
-    return list(grouped.values())
+    return grouped
 
 
 @dataclass(frozen=True)

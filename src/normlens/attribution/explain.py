@@ -19,7 +19,7 @@ from normlens.attribution.solving import knowledge_of, solve
 from normlens.errors import InputError
 from normlens.explanation import Explanation
 from normlens.lens import Lens
-from normlens.text.encoding import EncodedText, Text, as_lists, pad_batch, padding_id
+from normlens.text.encoding import EncodedText, Text, as_lists, pad_rows
 from normlens.text.tokens import Tokens
 
 
@@ -139,7 +139,7 @@ def _prepared_job(
 
 def _batches(lens: Lens, model: nn.Module, jobs: Sequence[Job], size: int) -> Iterator[list[int]]:
     """Rows of about one length together; a job of several steps alone, and all alone where padding changes a number."""
-    plain = sorted((i for i, job in enumerate(jobs) if len(job.steps) == 1), key=lambda i: jobs[i].text.length)
+    plain = sorted((i for i, job in enumerate(jobs) if len(job.steps) == 1), key=lambda i: sum(jobs[i].text.lengths))
     batches = [plain[i : i + size] for i in range(0, len(plain), size)]
     padded = [[jobs[i] for i in batch] for batch in batches if len({jobs[i].text.lengths for i in batch}) > 1]
     if padded and _padding_matters(lens, model, padded[0]):
@@ -163,7 +163,7 @@ def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
 
 
 def _padded(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> dict[str, Tensor]:
-    return pad_batch([job.text for job in jobs], padding_id(model, lens.tokenizer), next(model.parameters()).device)
+    return pad_rows([job.text.inputs for job in jobs], lens.encoder.padding, next(model.parameters()).device)
 
 
 def _plain_model(model: nn.Module) -> nn.Module:

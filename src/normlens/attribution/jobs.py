@@ -11,7 +11,7 @@ from normlens.anatomy.interface import evaluating
 from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_batch, padding_id
+from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.text.tokens import Tokens
 
 
@@ -49,10 +49,6 @@ class JobWriter:
     """Writes jobs for one model."""
 
     def __init__(self, lens: Lens, resolver: Resolver, reading: Reading, *, direction: bool) -> None:
-        if lens.tokenizer is None:
-            raise InputError(
-                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to explain_inputs"
-            )
         self._model, self._resolver, self._reading, self._direction = resolver.model, resolver, reading, direction
         self._encoder: TextEncoder = lens.encoder
         self._two_sided = is_encoder_decoder(self._model)
@@ -151,7 +147,7 @@ class JobWriter:
         prompt = self._encoder.prompt(
             asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
         )
-        batch = pad_batch([prompt], padding_id(model, self._resolver.tokenizer), next(model.parameters()).device)
+        batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
         with evaluating(model):
             written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
         notes = prompt.notes | {"generated": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from normlens.anatomy.description import Kind
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.errors import InputError
-from normlens.text.tokens import Tokens, decoder_input, words_by_ids, words_by_marks
+from normlens.text.tokens import Tokens, decoder_input, words_by_marks
 
 Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
 
@@ -27,28 +28,15 @@ class EncodedText:
     written: tuple[int, ...] | None = None  # the target token that stands to be written at each target position
     notes: dict[str, Any] = field(default_factory=dict)  # for the provenance
 
-    def queries(self, kind: Kind) -> Tokens:
-        """The tokens that stand at the query axis of a kind of site."""
-        return self.source if self.target is None or kind == "encoder" else self.target
-
-    def keys(self, kind: Kind) -> Tokens:
-        """The tokens that stand at the key axis of a kind of site."""
-        return self.source if kind == "cross" else self.queries(kind)
-
-    def labels(self, kind: Kind, by_word: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is written at the query and at the key axis of a kind of site."""
-        query, key = (t.word_strings() if by_word else t.strings for t in (self.queries(kind), self.keys(kind)))
-        return query, key
+    def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
+        """The tokens that stand at the query and at the key axis of a kind of site."""
+        queries = self.source if self.target is None or kind == "encoder" else self.target
+        return queries, self.source if kind == "cross" else queries
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The numbers of source and target positions."""
         return len(self.source.ids), 0 if self.target is None else len(self.target.ids)
-
-    @property
-    def length(self) -> int:
-        """The number of positions, both sides together."""
-        return sum(self.lengths)
 
 
 class TextEncoder:
@@ -59,6 +47,7 @@ class TextEncoder:
         self._config: Any = getattr(model, "config", None)
         self._two_sided = is_encoder_decoder(model)
         self._limit = longest_input(model, tokenizer)
+        self.padding = padding_id(model, tokenizer)  #: the id that fills up shorter rows
 
     def __call__(
         self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
@@ -78,33 +67,34 @@ class TextEncoder:
         if target is None:
             return prompt
         _check_text(target, "target", pretokenized)
-        labels, cut = self._tokens(
-            self._tokenizer(text_target=list(target) if pretokenized else target, is_split_into_words=pretokenized),
-            "target",
-            truncate,
-            target,
-            None,
-        )
+        written = list(target) if pretokenized else target
+        encoding = self._tokenizer(text_target=written, is_split_into_words=pretokenized)
+        labels, cut = self._tokens(encoding, "target", truncate, target, None)
         shifted = self._shifted(labels)
         inputs = {**prompt.inputs, "decoder_input_ids": shifted.ids}
-        notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"]} | _as_written(target=target)
+        notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"], "target": written}
         return EncodedText(inputs, prompt.source, shifted, labels.ids, notes)
 
     def prompt(self, text: Text, pair: Text | None, *, truncate: bool, pretokenized: bool) -> EncodedText:
         """Encode the side that is read: a text, with its pair."""
+        if self._tokenizer is None:
+            raise InputError(
+                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs or "
+                "explain_inputs"
+            )
         _check_text(text, "text", pretokenized)
         if pair is not None:
             _check_text(pair, "pair", pretokenized)
-        encoding = self._tokenizer(
-            list(text) if pretokenized else text,
-            None if pair is None else list(pair) if pretokenized else pair,
-            is_split_into_words=pretokenized,
-        )
+        written: dict[str, Any] = {"text": text} if pair is None else {"text": text, "pair": pair}
+        if pretokenized:
+            written = {name: list(words) for name, words in written.items()}
+        encoding = self._tokenizer(*written.values(), is_split_into_words=pretokenized)
         source, cut = self._tokens(encoding, "text", truncate, text, pair)
         inputs = {"input_ids": source.ids}
         if "token_type_ids" in encoding:
             inputs["token_type_ids"] = tuple(encoding["token_type_ids"][: len(source.ids)])
-        return EncodedText(inputs, source, notes={"truncated": cut} | _as_written(text=text, pair=pair))
+        # Tokens alone do not say how a text was written, so the record holds the texts too.
+        return EncodedText(inputs, source, notes={"truncated": cut, **written})
 
     def from_ids(self, source: Tokens, target: Sequence[int] | None = None) -> EncodedText:
         """A sequence from tokens that exist already (a model's own continuation, say)."""
@@ -126,7 +116,7 @@ class TextEncoder:
 
     def _tokens(self, encoding: Any, what: str, truncate: bool, text: Text, pair: Text | None) -> tuple[Tokens, bool]:
         ids = list(encoding["input_ids"])
-        special = self._special_ids()
+        special = set(self._tokenizer.all_special_ids)
         content = [i for i in ids if i not in special]
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         if not content and unknown not in ids:
@@ -146,7 +136,12 @@ class TextEncoder:
             encoding = self._shortened(what, text, pair, self._limit)
             ids, cut = list(encoding["input_ids"]), True
         strings = tuple(self._tokenizer.convert_ids_to_tokens(ids))
-        return Tokens(tuple(ids), strings, self._words(encoding, strings)), cut
+        if not getattr(self._tokenizer, "is_fast", False):
+            return Tokens(tuple(ids), strings, words_by_marks(strings, self._specials())), cut
+        # Neighbours of one segment with the same word id are one word; a special token has none and stands alone.
+        places = [(None, None), *zip(encoding.sequence_ids(), encoding.word_ids(), strict=True)]
+        begins = [place[1] is None or place != before for before, place in pairwise(places)]
+        return Tokens(tuple(ids), strings, tuple(word - 1 for word in accumulate(begins))), cut
 
     def _shortened(self, what: str, text: Text, pair: Text | None, limit: int) -> Any:
         split = not isinstance(text, str)
@@ -157,20 +152,11 @@ class TextEncoder:
         second = None if pair is None else list(pair) if split else pair
         return self._tokenizer(first, second, **options)
 
-    def _words(self, encoding: Any, strings: tuple[str, ...]) -> tuple[int, ...]:
-        if not getattr(self._tokenizer, "is_fast", False):
-            return words_by_marks(strings, self._specials())
-        places = zip(encoding.sequence_ids(), encoding.word_ids(), strict=True)
-        return words_by_ids([None if word is None else (segment, word) for segment, word in places])
-
     def _shifted(self, labels: Tokens) -> Tokens:
         """The decoder's input, with the start token as a word of its own."""
         ids = decoder_input(labels.ids, getattr(self._config, "decoder_start_token_id", None))
         string = str(self._tokenizer.convert_ids_to_tokens([ids[0]])[0])
         return Tokens(ids, (string, *labels.strings[:-1]), (0, *(word + 1 for word in labels.words[:-1])))
-
-    def _special_ids(self) -> set[int]:
-        return set(self._tokenizer.all_special_ids)
 
     def _specials(self) -> set[str]:
         return set(self._tokenizer.all_special_tokens)
@@ -217,11 +203,6 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
         )
 
 
-def _as_written(**texts: Text | None) -> dict[str, Any]:
-    """The texts for the record, as they were given: tokens alone do not say how a text was written."""
-    return {name: text if isinstance(text, str) else list(text) for name, text in texts.items() if text is not None}
-
-
 def _shorten(text: Text) -> str:
     shown = repr(text)
     return shown if len(shown) <= 60 else f"{shown[:57]}…"
@@ -245,11 +226,6 @@ def padding_id(model: nn.Module, tokenizer: Any) -> int:
         if isinstance(pad, int) and pad >= 0:
             return pad
     return 0
-
-
-def pad_batch(sequences: Sequence[EncodedText], pad: int, device: torch.device) -> dict[str, Tensor]:
-    """One padded batch of encoded texts."""
-    return pad_rows([sequence.inputs for sequence in sequences], pad, device)
 
 
 def pad_rows(rows: Sequence[Mapping[str, Sequence[int]]], pad: int, device: torch.device) -> dict[str, Tensor]:

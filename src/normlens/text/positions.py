@@ -26,12 +26,6 @@ class RealPositions:
     queries: Sequence[Sequence[int]]
     keys: Sequence[Sequence[int]]
 
-    @classmethod
-    def of(cls, query_mask: Bool[Tensor, "batch query"], key_mask: Bool[Tensor, "batch key"]) -> RealPositions:
-        """Read two masks."""
-        queries, keys = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in (query_mask, key_mask))
-        return cls(query_mask, key_mask, queries, keys)
-
 
 @dataclass(frozen=True)
 class Positions:
@@ -79,5 +73,6 @@ class Positions:
                     f"{(batch, length)}; analyse these inputs one by one, without padding"
                 )
             found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
-        self._known[shape] = RealPositions.of(*found)
+        real_queries, real_keys = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in found)
+        self._known[shape] = RealPositions(found[0], found[1], real_queries, real_keys)
         return self._known[shape]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.text.tokens import words_by_ids
 
 _BLANKS = re.compile(r"[ \t]+")
 
@@ -109,11 +109,8 @@ class Segmenter:
 
     def _raw(self, text: str) -> SegmentedText:
         encoded = self._with_offsets(text)
-        words: dict[int, list[int]] = {}
-        for position, word in enumerate(words_by_ids(encoded.word_ids())):
-            words.setdefault(word, []).append(position)
+        places = encoded.word_ids()  # without special tokens, every subword is of a word
+        spans = [tuple(group) for _, group in groupby(range(len(places)), key=places.__getitem__)]
         offsets = encoded["offset_mapping"]
-        strings = [
-            text[min(offsets[p][0] for p in span) : max(offsets[p][1] for p in span)].strip() for span in words.values()
-        ]
-        return SegmentedText(tuple(strings), tuple(encoded["input_ids"]), tuple(map(tuple, words.values())))
+        strings = [text[min(offsets[p][0] for p in span) : max(offsets[p][1] for p in span)].strip() for span in spans]
+        return SegmentedText(tuple(strings), tuple(encoded["input_ids"]), tuple(spans))

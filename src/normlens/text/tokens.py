@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: What tokenizers put before a word or a continuation, and what people do not read.
@@ -112,19 +112,6 @@ def words_by_marks(strings: Sequence[str], special: set[str]) -> tuple[int, ...]
             string.startswith(_WORD_START + _BREAKS) if marked else not (continued and string.startswith(_CONTINUATION))
         )
         words.append(len(set(words)) if alone or begins else words[-1])
-    return tuple(words)
-
-
-def words_by_ids(ids: Sequence[Hashable]) -> tuple[int, ...]:
-    """Words from a fast tokenizer's own word ids: neighbours with the same id are one word, None stands alone.
-
-    >>> words_by_ids([None, 0, 0, 1, None])
-    (0, 1, 1, 2, 3)
-    """
-    words: list[int] = []
-    for i, own in enumerate(ids):
-        same = i > 0 and own is not None and own == ids[i - 1]
-        words.append(words[-1] if same else len(set(words)))
     return tuple(words)
 
 
