@@ -19,16 +19,8 @@ from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy, Gate, Kind, Place
 from normlens.anatomy.follow import AttentionProduct
-from normlens.anatomy.inputs import fresh, rows_of
-from normlens.anatomy.interface import (
-    AttentionCall,
-    answering,
-    autocast_dtype,
-    coarsest,
-    full_precision_of,
-    in_full_precision,
-    run_arguments,
-)
+from normlens.anatomy.inputs import rows_of
+from normlens.anatomy.interface import AttentionCall, Rounding, answering, fresh, run_arguments
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import WeightCache
@@ -95,7 +87,7 @@ def capture(
             f"{anatomy.family!r} changed, or on other inputs; make the request again"
         )
     # Before any hook is set: some projections are asked what they do to unit vectors.
-    with in_full_precision(model):
+    with Rounding.of(model).off():
         opened = {
             n: SeenSite(n, site, request.plans[id(site)], weights, request.dtype)
             for n, site in enumerate(anatomy.sites)
@@ -160,10 +152,11 @@ class _Pass:
     ) -> None:
         self._anatomy, self._request, self._positions = anatomy, request, positions
         self._weights, self._take = weights, take
-        self._rounding = coarsest([request.dtype], model)
+        rounding = Rounding.of(model)
+        self._rounding = rounding.coarsest(request.dtype)
         self._scratch = Scratch()
-        self._autocast = autocast_dtype(model) is not None
-        self._in_full = full_precision_of(model)
+        self._autocast = rounding.autocast is not None
+        self._in_full = rounding.off
         self._thread = threading.get_ident()
         self.pending = opened  # by number of the site; one that was handed over is not kept
         self._waiting: list[SeenSite] = []  # all seen, to be measured as stacks

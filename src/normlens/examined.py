@@ -19,15 +19,8 @@ from normlens.anatomy.examine import (
     one_row,
     reading_inputs,
 )
-from normlens.anatomy.inputs import failed_on, fresh
-from normlens.anatomy.interface import (
-    autocast_dtype,
-    coarsest,
-    evaluating,
-    is_streaming,
-    one_pass_at_a_time,
-    run_arguments,
-)
+from normlens.anatomy.inputs import failed_on
+from normlens.anatomy.interface import Rounding, evaluating, fresh, is_streaming, one_pass_at_a_time, run_arguments
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Take, capture, outputs_around
 from normlens.errors import NormlensError
@@ -179,7 +172,7 @@ class ExaminedModel:
             self.call(inputs, prepared=prepared)
         with outputs_around(self._body, anatomy) as captured:
             capture(*arguments)
-        rounding = coarsest([next(self._body.parameters()).dtype, request.dtype], self._body)
+        rounding = Rounding.of(self._body).coarsest(next(self._body.parameters()).dtype, request.dtype)
         subject = Subject(self.family, "output", type(self._body).__name__, rounding)
         self._compared[kind] = check_output(captured, own, positions.last, subject)
         return self._compared[kind]
@@ -211,6 +204,5 @@ class ExaminedModel:
                 continue
             whole = "mask" in name and value.ndim == 2 and bool(value.all())
             given.append((name, str(value.dtype), value.ndim, value.device.type, whole))
-        autocast = autocast_dtype(self._body)
-        state = self._state or self.refresh()
+        state, autocast = self._state or self.refresh(), Rounding.of(self._body).autocast
         return (*given, autocast, state.implementation, state.adapters, state.hooks, state.wrappers)

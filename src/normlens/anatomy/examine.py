@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
-from normlens.anatomy.inputs import fresh
 from normlens.anatomy.interface import (
     AttentionCall,
+    Rounding,
     answering,
-    in_full_precision,
+    fresh,
     is_standard,
     run_arguments,
     unfused,
@@ -66,7 +66,7 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with answering(model, note), unfused(), in_full_precision(model), recorder.watching():
+    with answering(model, note), unfused(), Rounding.of(model).off(), recorder.watching():
         model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
     recorder.trace.lost = recorder.lost()
     return recorder.trace

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -72,21 +70,6 @@ def sequences_first(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
 def rows_of(inputs: Mapping[str, Any]) -> int:
     """How many sequences the inputs hold."""
     return next((int(value.shape[0]) for _, value in sequences_first(inputs) if value.ndim), 1)
-
-
-def fresh(value: Any) -> Any:
-    """A copy of what the user gave: a model may write into its inputs (a cache grows), and nothing of theirs changes."""
-    if isinstance(value, Tensor):
-        return value.detach().clone() if value.is_floating_point() else value
-    if isinstance(value, OrderedDict):  # the outputs of transformers' models are dictionaries with fields
-        return type(value)(**{name: fresh(item) for name, item in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)(fresh(item) for item in value)
-    if type(value) is dict:
-        return {name: fresh(item) for name, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
-        return value
-    return deepcopy(value)
 
 
 def _tensor(name: str, value: Any, device: torch.device) -> Any:

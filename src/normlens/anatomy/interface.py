@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 from normlens.decompose.attention import AttentionInputs, attend
-from normlens.decompose.process import WhileNeeded, products_in_full, rounds_products
+from normlens.decompose.process import WhileNeeded, products_in_full
 from normlens.errors import AnatomyError, InputError
 
 IMPLEMENTATION = "normlens"
@@ -208,40 +209,35 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def autocast_dtype(model: nn.Module) -> torch.dtype | None:
-    """The dtype in which autocast makes the model compute now; None where it is off."""
-    device = next(model.parameters()).device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+@dataclass(frozen=True)
+class Rounding:
+    """How a model's own computation is rounded while the settings of thread and process are what they are now."""
 
+    device: str
+    autocast: torch.dtype | None  # in which autocast makes it compute; None where that is off
+    products: bool  # whether products of float32 tensors are rounded to ten bits (TF32), as the user has allowed
 
-@contextmanager
-def _in_full(autocast: str | None, rounded: bool) -> Iterator[None]:
-    with (
-        nullcontext() if autocast is None else torch.autocast(autocast, enabled=False),
-        products_in_full() if rounded else nullcontext(),
-    ):
-        yield
+    @classmethod
+    def of(cls, model: nn.Module) -> Rounding:
+        """Look at the settings for the model's device."""
+        device = next(model.parameters()).device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(device, autocast, device == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32")
 
+    def coarsest(self, *dtypes: torch.dtype) -> torch.dtype:
+        """The dtype whose rounding shows in what the model computes: of these, and of autocast and TF32."""
+        found = {*dtypes, *([] if self.autocast is None else [self.autocast])}
+        found |= {torch.float16} if self.products else set()  # as many digits
+        return max((d for d in found if d.is_floating_point), key=lambda d: torch.finfo(d).eps)
 
-def in_full_precision(model: nn.Module) -> AbstractContextManager[None]:
-    """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
-    return full_precision_of(model)()
-
-
-def full_precision_of(model: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """`in_full_precision` as often as one likes, while the settings are what they are now."""
-    device = next(model.parameters()).device
-    autocast = device.type if torch.is_autocast_enabled(device.type) else None
-    rounded = rounds_products(device)
-    return partial(_in_full, autocast, rounded) if autocast is not None or rounded else nullcontext
-
-
-def coarsest(dtypes: Iterable[torch.dtype], model: nn.Module) -> torch.dtype:
-    """The dtype whose rounding shows in what the model computes now: of these, and of autocast and TF32."""
-    found = {*dtypes, autocast_dtype(model)} - {None}
-    if rounds_products(next(model.parameters()).device):
-        found.add(torch.float16)  # as many digits
-    return max((d for d in found if d is not None and d.is_floating_point), key=lambda d: torch.finfo(d).eps)
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
+        with (
+            nullcontext() if self.autocast is None else torch.autocast(self.device, enabled=False),
+            products_in_full() if self.products else nullcontext(),
+        ):
+            yield
 
 
 @contextmanager
@@ -321,3 +317,18 @@ def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]
     if "use_cache" in inspect.signature(model.forward).parameters and not packed:
         arguments.setdefault("use_cache", False)
     return arguments
+
+
+def fresh(value: Any) -> Any:
+    """A copy of what the user gave: a model may write into its inputs (a cache grows), and nothing of theirs changes."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.is_floating_point() else value
+    if isinstance(value, OrderedDict):  # the outputs of transformers' models are dictionaries with fields
+        return type(value)(**{name: fresh(item) for name, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(fresh(item) for item in value)
+    if type(value) is dict:
+        return {name: fresh(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    return deepcopy(value)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of
-from normlens.anatomy.inputs import fresh
-from normlens.anatomy.interface import autocast_dtype, evaluating, run_arguments
+from normlens.anatomy.interface import Rounding, evaluating, fresh, run_arguments
 from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
@@ -66,7 +65,7 @@ def solve(
     request: ExplainRequest,
 ) -> list[Solved]:
     """The terms of every row, proved; rows go one by one where a model mixes them."""
-    if autocast_dtype(resolver.model) is not None:
+    if Rounding.of(resolver.model).autocast is not None:
         raise InputError(
             "an explanation is of what the model computes in its own type: autocast is on; leave it, or load the model in "
             "the type that you want"

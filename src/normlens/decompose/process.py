@@ -121,11 +121,6 @@ class WhileNeeded:
                     self._undo.close()
 
 
-def rounds_products(device: torch.device) -> bool:
-    """Whether products of float32 tensors are rounded to ten bits on this device (TF32), as the user has allowed."""
-    return device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
 def _products_in_full(undo: ExitStack) -> None:
     undo.callback(setattr, torch.backends.cuda.matmul, "fp32_precision", torch.backends.cuda.matmul.fp32_precision)
     torch.backends.cuda.matmul.fp32_precision = "ieee"
