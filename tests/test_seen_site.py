@@ -257,3 +257,29 @@ def test_checks_of_a_stack_are_those_of_its_maps() -> None:
         torch.testing.assert_close(gaps[n], own[0][0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(sizes[n], own[1][0])
     assert float(gaps[1, 2]) > 0.1
+
+
+class _SharedBuffer(nn.Linear):
+    """A linear map that writes its result into memory that all layers use."""
+
+    buffer = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _SharedBuffer.buffer.shape != (*x.shape[:-1], self.out_features):
+            _SharedBuffer.buffer = x.new_empty(*x.shape[:-1], self.out_features)
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight.T, out=_SharedBuffer.buffer.flatten(0, -2)).view_as(
+            _SharedBuffer.buffer
+        )
+
+
+@pytest.mark.parametrize("name", ["value", "query"])
+def test_memory_that_layers_share_is_copied(name: str, sizes: list[int]) -> None:
+    model = bert(3)
+    plain = results(model, tiny_inputs(model, padded=False))
+    for layer in model.encoder.layer:
+        getattr(layer.attention.self, name).__class__ = _SharedBuffer
+    with torch.no_grad():
+        found = results(model, tiny_inputs(model, padded=False))
+    assert sizes == [3, 3]
+    for one, other in zip(plain, found, strict=True):
+        same(one, other)

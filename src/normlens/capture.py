@@ -258,7 +258,8 @@ class _Pass:
             pending.take_values(call.value, call.query.shape[2], self._request.dtype)
             with self._in_full():
                 if pending.stack > 1:
-                    output = pending.heads = attend(inputs, pending.keep_weights, self._scratch)
+                    output = attend(inputs, pending.keep_weights, self._scratch)
+                    pending.heads = output.clone()
                 else:
                     collector = self._collector(pending)
                     output = collector.attend(inputs)

@@ -49,22 +49,23 @@ class SeenSite:
         """Whether all has been seen."""
         return self.values is not None and len(self.tensors) == len(self.plan.places)
 
-    def keep_weights(self, alpha: Tensor, start: int) -> None:
-        """Take the weights of standard attention as a whole; they stand in memory that the next site uses."""
-        self.alpha = alpha.clone()
-
     def take_values(self, values: Tensor, queries: int, dtype: torch.dtype) -> None:
         """Take the values of the attention that runs now; how many such sites may be measured at once is decided here.
 
-        Batches and long texts have work enough by themselves.
+        Batches and long texts have work enough by themselves. What waits is copied: layers may share memory.
         """
-        self.values, self.queries = values.to(dtype), queries
+        self.queries = queries
         self.dtypes.add(values.dtype)
         batch, _, keys, _ = values.shape
         longest = max(queries, keys)
         if batch == 1 and longest < COMPILED_LENGTH and None not in (self.plan.form, self.weights.form):
             heads, _, model = self.weights.weights[0].shape
             self.stack = max(1, CPU_BLOCK_NUMBERS // (heads * longest * model))
+        self.values = values.to(dtype, copy=self.stack > 1)
+
+    def keep_weights(self, alpha: Tensor, start: int) -> None:
+        """Take the weights of standard attention as a whole; they stand in memory that the next site uses."""
+        self.alpha = alpha.clone()
 
     @property
     def form(self) -> tuple[object, ...]:
