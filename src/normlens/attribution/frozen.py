@@ -36,13 +36,13 @@ _ABOUT = words("""
     """)
 _RENAMED = {
     "radd": "add", "iadd": "add_", "rmul": "mul", "imul": "mul_", "truediv": "div", "itruediv": "div_", "isub": "sub_",
-    "rtruediv": "reciprocal", "rdiv": "reciprocal", "rpow": "exp", "ipow": "pow_", "rmatmul": "rmatmul",
+    "rtruediv": "reciprocal", "rdiv": "reciprocal", "rpow": "exp", "ipow": "pow_",
     "and": "logical_and", "or": "logical_or", "invert": "logical_not", "float": "item", "index": "item", "array": "numpy",
     "floordiv": "floor_divide", "rfloordiv": "floor_divide", "mod": "remainder",
 }  # fmt: skip
 _SYNONYMS = {
     "special_expit": "sigmoid", "greater": "gt", "less": "lt", "not_equal": "ne", "greater_equal": "ge",
-    "less_equal": "le", "rdiv": "reciprocal",
+    "less_equal": "le",
 }  # fmt: skip
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
 #: Changes in place that add no constant of their own where what they change is live or empty.
