@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
+from normlens.cli import options
+from normlens.cli.options import model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
 from normlens.files.writing import check_outputs, is_there
@@ -29,25 +30,25 @@ def view(
             metavar="TEXT|RUN", help="The text to analyse, or the folder of a saved run: an analysis or an explanation."
         ),
     ],
-    pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None,
-    model: ModelOption = None,
-    gguf_file: GgufOption = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
+    pair: options.PairOption = None,
+    target: options.TargetOption = None,
+    model: options.ModelOption = None,
+    gguf_file: options.GgufOption = None,
+    generate: options.GenerateOption = False,
+    truncate: options.TruncateOption = False,
     span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None,
     heads: Annotated[
         bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = DEFAULT_FILE,
-    overwrite: OverwriteOption = False,
+    overwrite: options.OverwriteOption = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
     chosen = _span(span)
     run = Path(text)
-    is_run = _is_run(run)
+    is_run = is_there(run / "zarr.json")
     _check_file(out, [run] if is_run else model_files(model), overwrite)
     if is_run:
         if model or pair or target or generate or gguf_file:
@@ -107,13 +108,6 @@ def _sizes(result: Analysis | Explanation) -> dict[str, dict[str, int]]:
         for array in arrays.values():
             axes |= {str(axis): size for axis, size in array.sizes.items()}
     return found
-
-
-def _is_run(path: Path) -> bool:
-    try:
-        return (path / "zarr.json").exists()
-    except OSError:  # a text can be longer than any path
-        return False
 
 
 def _check_text(text: str) -> None:

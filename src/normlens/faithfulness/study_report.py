@@ -10,6 +10,7 @@ import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
+from normlens.experiments.outcome import REPORT, RESULTS
 from normlens.faithfulness.bootstrap import Estimate
 from normlens.faithfulness.protocols import Column
 from normlens.faithfulness.published_scores import beside, recipe
@@ -19,7 +20,7 @@ from normlens.files.writing import writable_folder, write_json, write_table, wri
 from normlens.plots import save_figure
 from normlens.plots.estimates import Panel, plot_estimates
 
-RESULTS, REPORT, PICTURE, TABLE = "results.json", "report.html", "methods", "table.csv"
+PICTURE, TABLE = "methods", "table.csv"
 #: Every file of a report.
 FILES = (RESULTS, REPORT, f"{PICTURE}.png", f"{PICTURE}.svg", TABLE)
 
