@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.errors import InputError
+from normlens.files.remote import first_line
 from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
@@ -87,9 +88,8 @@ def open_lens(model: str | None, gguf_file: str | None = None, device: str | Non
         try:
             lens.model.to(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such device, or no room on it
-            reason = str(error).splitlines()[0][:200]
             raise InputError(
-                f"a device is one that PyTorch finds here: {device!r} cannot be used ({reason})"
+                f"a device is one that PyTorch finds here: {device!r} cannot be used ({first_line(error)})"
             ) from error
     return lens
 

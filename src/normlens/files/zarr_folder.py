@@ -16,6 +16,7 @@ from typing import Any
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.files.remote import first_line
 from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
 
 _METADATA = "zarr.json"
@@ -51,8 +52,9 @@ def read_tree(folder: Path, what: str) -> xr.DataTree:
             with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
                 return _in_order(tree.load())
     except Exception as error:  # what a stranger's file may raise in two libraries is not ours to list
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise InputError(f"{what} must be whole: {folder} cannot be read ({reason}); make it again") from error
+        raise InputError(
+            f"{what} must be whole: {folder} cannot be read ({first_line(error)}); make it again"
+        ) from error
 
 
 def _in_order(tree: xr.DataTree) -> xr.DataTree:

@@ -194,7 +194,7 @@ class Survey:
         last = max(i for i, piece in enumerate(self.pieces) if piece.source == source and self.counts[i].records)
         records = self.corpus.records(source, self.pieces[last].span)
         place = [record.place for record in records if isinstance(record, Record)][-1]
-        return UnusedRecord(place, "the last paragraph of its source has no partner", harmless=True)
+        return UnusedRecord(place, "the last paragraph of its source has no partner")
 
     def identity(self) -> list[dict[str, Any]]:
         """The files with sizes and checksums; of a file in several pieces, the checksum of their checksums.
@@ -247,7 +247,7 @@ def count_piece(corpus: Corpus, piece: Piece) -> PieceCount:
     cut = False
     for record in corpus.records(piece.source, piece.span, tally):
         if isinstance(record, UnusedRecord):
-            errors += not record.harmless
+            errors += 1
             continue
         if per_sequence == 2 and record.words is not None:
             raise InputError("paragraph pairs are made of texts, not of lists of words: drop --pairs")
@@ -263,7 +263,7 @@ def count_piece(corpus: Corpus, piece: Piece) -> PieceCount:
 
 def _stop(corpus: Corpus, piece: Piece) -> None:
     for record in corpus.records(piece.source, piece.span):
-        if isinstance(record, UnusedRecord) and not record.harmless:
+        if isinstance(record, UnusedRecord):
             raise unreadable(record)
 
 
