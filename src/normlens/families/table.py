@@ -15,7 +15,6 @@ import torch
 import transformers
 
 from normlens.errors import NormlensError
-from normlens.families.beyond_text import IMAGES, SOUNDS
 from normlens.families.family_checks import FamilyReport, survey
 from normlens.families.tiny import families
 
@@ -52,6 +51,32 @@ vectors.
 
 """
 
+
+#: Encoders of images and of sounds that are proved in the tests.
+IMAGES = (
+    "beit",
+    "chinese_clip_vision_model",
+    "clip_vision_model",
+    "data2vec-vision",
+    "deit",
+    "dinov2",
+    "dinov2_with_registers",
+    "ijepa",
+    "vit",
+    "vit_msn",
+)
+SOUNDS = (
+    "audio-spectrogram-transformer",
+    "data2vec-audio",
+    "hubert",
+    "sew",
+    "unispeech",
+    "unispeech-sat",
+    "wav2vec2",
+    "wav2vec2-conformer",
+    "wavlm",
+    "whisper",
+)
 
 _BEYOND_TEXT = """`analyze_inputs` serves these encoders as well, since nothing but their tokens differs from text (each is
 proved in the tests): images {}; sounds {}."""
