@@ -96,18 +96,18 @@ def _measure_text(name: str) -> dict[str, Any]:
 
 
 def _title(analysis: Analysis) -> str:
-    """The text as it was written, or put together again from its tokens; with a target, `source → target`."""
-    texts = [_as_written(analysis, name) for name in TEXTS]
     cross, first = analysis.sites.get("cross"), next(iter(analysis.sites.values()))
-    source = " ".join(text for text in texts[:2] if text) or _from_tokens(first if cross is None else cross, "key")
     if cross is None:
-        return source
-    return f"{source} → {texts[2] or _from_tokens(cross, 'query')}"
+        return title_of(analysis.provenance, _from_tokens(first, "key"))
+    return title_of(analysis.provenance, _from_tokens(cross, "key"), _from_tokens(cross, "query"))
 
 
-def _as_written(analysis: Analysis, name: str) -> str:
-    text = analysis.provenance.get(name) or ""
-    return " ".join((text if isinstance(text, str) else " ".join(map(str, text))).split())
+def title_of(provenance: Mapping[str, Any], source: str, target: str | None = None) -> str:
+    """The text as it was written, or as it was put together again from its tokens; with a target, `source → target`."""
+    given = [provenance.get(name) or "" for name in TEXTS]
+    texts = [" ".join((text if isinstance(text, str) else " ".join(map(str, text))).split()) for text in given]
+    source = " ".join(text for text in texts[:2] if text) or source
+    return source if target is None else f"{source} → {texts[2] or target}"
 
 
 def _from_tokens(data: xr.Dataset, axis: str) -> str:
@@ -116,12 +116,15 @@ def _from_tokens(data: xr.Dataset, axis: str) -> str:
 
 
 def _record(analysis: Analysis) -> dict[str, Any]:
-    """Where the numbers come from, one line for each thing a reader asks."""
-    provenance = {name: value for name, value in analysis.provenance.items() if name not in TEXTS}
-    model = dict(provenance.pop("model", {}))
-    versions = dict(provenance.pop("versions", {}))
-    flat = {"model": model.pop("name", "?"), **model, "largest proof error": f"{analysis.worst_proof:.1e}", **versions}
-    return flat | {name: value for name, value in provenance.items() if value is not None}
+    kept = {name: value for name, value in analysis.provenance.items() if name not in TEXTS and value is not None}
+    return flat_record(kept, {"largest proof error": f"{analysis.worst_proof:.1e}"})
+
+
+def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the numbers come from, one line for each thing a reader asks: model, `more`, versions, then the rest."""
+    rest = dict(provenance)
+    model, versions = dict(rest.pop("model", {})), dict(rest.pop("versions", {}))
+    return {"model": model.pop("name", "?"), **model, **more, **versions, **rest}
 
 
 @dataclass(frozen=True)
