@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from normlens.experiments.outcome import REPORT, RESULTS
+from normlens.experiments.report import template
 from normlens.faithfulness.bootstrap import Estimate
 from normlens.faithfulness.protocols import Column
 from normlens.faithfulness.published_scores import beside, recipe
@@ -47,7 +46,7 @@ def picture(study: Study) -> Figure:
 
 def page(study: Study, image: bytes) -> str:
     """The whole page."""
-    return _template().render(
+    return template("faithful.html.jinja", "normlens.faithfulness").render(
         study=study,
         verdict=verdict(study),
         cell=lambda method, column: cell(study, method, column),
@@ -66,18 +65,3 @@ def cell(study: Study, method: str, column: str) -> Estimate | None:
     """One cell of the table, where there is a number."""
     groups = study.numbers[column].get(method, ())
     return study.at(method, column) if any(np.isfinite(group).any() for group in groups) else None
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("normlens.faithfulness", "data"), PackageLoader("normlens.experiments", "data")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("faithful.html.jinja")
