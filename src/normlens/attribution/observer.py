@@ -478,10 +478,6 @@ class Observer:
         self.shadow_constants.append(leaf)
         return leaf
 
-    def mixer(self) -> None:
-        """A recurrence ran here."""
-        self.layers.mark("mixer")
-
 
 def _goes_on(shifts: tuple[Place, ...]) -> None:
     """The stream goes on with these constants in it: they stand after a block, not before one."""

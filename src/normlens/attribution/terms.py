@@ -130,11 +130,6 @@ class Run:
                 "this model; see docs/explain.md"
             )
 
-    @property
-    def mixed_rows(self) -> bool:
-        """Whether something could not be told apart by rows."""
-        return self.observer.mixed_rows
-
     def explain(self, select: Select, *, again: bool = False) -> Terms:
         """The terms of one number per row; `again`: another number will be asked for."""
         try:
