@@ -18,6 +18,7 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.files.remote import first_line
 from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
+from normlens.files.writing import refuse_existing
 
 _METADATA = "zarr.json"
 _ORDER = "order"  # the attribute that says in which order a folder's arrays were written
@@ -65,6 +66,14 @@ def _in_order(tree: xr.DataTree) -> xr.DataTree:
         names = sorted(dataset.data_vars, key=lambda name: (first.get(name, len(first)), str(name)))
         node.dataset = xr.Dataset({name: dataset[name].variable for name in names}, dataset.coords, dataset.attrs)
     return tree
+
+
+def check_replaced(folder: Path, what: str, *, overwrite: bool, ours: bool) -> None:
+    """Refuse to replace a result that nobody said to replace, and anything that is none; `what`: `a saved analysis`."""
+    if not overwrite:
+        refuse_existing(folder, "pass overwrite=True to replace it")
+    elif folder.exists() and not ours:
+        raise InputError(f"only {what} is replaced: {folder} is something else; choose another path")
 
 
 def attributes_of(folder: str | Path) -> dict[str, Any]:
