@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from normlens.explanation import Explanation
 
 DEFAULT_FILE = Path("normlens-view.html")
-_GENERATOR = '<meta name="generator" content="normlens">'
 
 
 def view(
@@ -58,7 +57,9 @@ def view(
         result = _opened(run)
     else:
         _check_text(text)
-        result = _analyzed(text, pair, target, model, gguf_file, generate, truncate)
+        lens = open_lens(model, gguf_file)
+        with progress_bar("analysing") as progress:
+            result = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
     path = _saved(result, out, chosen, heads)
     if as_json:
         print_json({"file": str(path), "bytes": path.stat().st_size, "sites": _sizes(result)})
@@ -66,21 +67,6 @@ def view(
         show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_:
         webbrowser.open(path.resolve().as_uri())
-
-
-def _analyzed(
-    text: str,
-    pair: str | None,
-    target: str | None,
-    model: str | None,
-    gguf_file: str | None,
-    generate: bool,
-    truncate: bool,
-) -> Analysis:
-    lens = open_lens(model, gguf_file)
-    with progress_bar("analysing") as progress:
-        analysis: Analysis = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
-    return analysis
 
 
 def _opened(run: Path) -> Analysis | Explanation:
@@ -137,8 +123,10 @@ def _check_file(path: Path, inputs: list[Path], overwrite: bool) -> None:
 
 def _is_page(path: Path) -> bool:
     """A page that an earlier call without --out left here is nobody's loss."""
+    from normlens.viewer.page import GENERATOR
+
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return _GENERATOR in file.read(4096)
+            return GENERATOR in file.read(4096)
     except OSError:
         return False
