@@ -82,10 +82,6 @@ _BEYOND_TEXT = """`analyze_inputs` serves these encoders as well, since nothing 
 proved in the tests): images {}; sounds {}."""
 
 
-def _code(name: str) -> str:
-    return f"`{name}`"
-
-
 def survey_all(
     names: Sequence[str] | None = None,
     *,
@@ -154,7 +150,7 @@ def as_markdown(reports: Sequence[FamilyReport]) -> str:
         "",
         "## Images and sounds",
         "",
-        _BEYOND_TEXT.format(", ".join(map(_code, IMAGES)), ", ".join(map(_code, SOUNDS))),
+        _BEYOND_TEXT.format(*(", ".join(f"`{name}`" for name in names) for names in (IMAGES, SOUNDS))),
     ]
     lines += ["", "## Refused", "", "| family | explained | reason |", "|---|---|---|", *map(as_row, refused)]
     mute = [report for report in reports if report.explained == "refused"]

@@ -160,12 +160,10 @@ class _SiteMaps:
                 f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + MAPS)}."
             )
         f_norm = np.array(data["f_norm"].transpose("layer", "head", "key").values) if "f_norm" in data else None
-        absent = _absent_heads(maps, f_norm)
+        by_head = [maps[m] for m in HEAD_MAPS if m in maps] + ([] if f_norm is None else [f_norm])
+        absent = _absent_heads(by_head)
         for layer, head in absent:
-            for values in (
-                *(maps[measure] for measure in HEAD_MAPS if measure in maps),
-                *([] if f_norm is None else [f_norm]),
-            ):
+            for values in by_head:
                 values[layer, head] = 0.0
         about = {
             "name": name,
@@ -284,12 +282,12 @@ def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: 
     return rules
 
 
-def _absent_heads(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None) -> list[list[int]]:
+def _absent_heads(by_head: Sequence[NDArray[Any]]) -> list[list[int]]:
     """Where layers differ in their number of heads: those that are not a number throughout, by their places."""
-    for values in (*(maps[measure] for measure in HEAD_MAPS if measure in maps), *([] if f_norm is None else [f_norm])):
-        missing = np.isnan(values).all(axis=tuple(range(2, values.ndim)))
-        return [[int(layer), int(head)] for layer, head in np.argwhere(missing)]
-    return []
+    if not by_head:
+        return []
+    missing = np.isnan(by_head[0]).all(axis=tuple(range(2, by_head[0].ndim)))
+    return [[int(layer), int(head)] for layer, head in np.argwhere(missing)]
 
 
 def _sign(values: NDArray[Any]) -> dict[str, bool]:
