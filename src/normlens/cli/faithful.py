@@ -130,7 +130,6 @@ def _print(study: Study, report: Path) -> None:
     from rich.table import Table
 
     from normlens.faithfulness.published_scores import beside
-    from normlens.faithfulness.study_report import cell
     from normlens.faithfulness.verdicts import verdict
 
     screen = console()
@@ -142,7 +141,7 @@ def _print(study: Study, report: Path) -> None:
     for row in study.methods:
         cells = []
         for column in study.columns:
-            found = cell(study, row.name, column.name)
+            found = study.cell(row.name, column.name)
             text = "" if found is None else f"{found.mean:.3f}\n{found.low:.2f} to {found.high:.2f}"
             cells.append("\n".join([text, *(f"published {known}" for known in beside(study, row.name, column.name))]))
         cost = study.costs.get(row.name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from normlens.faithfulness.bootstrap import Estimate
 
 if TYPE_CHECKING:
@@ -43,11 +41,8 @@ def leaders(study: Study) -> list[str]:
 
 def ranking(study: Study, column: Column) -> list[str]:
     """The methods, most faithful first by this column."""
-    means = {
-        name: study.at(name, column.name).mean
-        for name, groups in study.numbers[column.name].items()
-        if any(np.isfinite(group).any() for group in groups)
-    }
+    cells = {name: study.cell(name, column.name) for name in study.numbers[column.name]}
+    means = {name: cell.mean for name, cell in cells.items() if cell is not None}
     return sorted(means, key=lambda name: means[name] if column.better == "low" else -means[name])
 
 
