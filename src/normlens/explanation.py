@@ -14,8 +14,8 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.files.writing import refuse_existing, whole_folder
-from normlens.files.zarr_folder import attributes_of, read_tree, write_tree
+from normlens.files.writing import whole_folder
+from normlens.files.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.provenance import references
 from normlens.text.tokens import readable
 
@@ -309,10 +309,7 @@ class SiteExplanation:
 def save_explanation(explanation: Explanation, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write an explanation to a Zarr folder; an older one is replaced only if asked for, and only by a whole one."""
     target = Path(path)
-    if not overwrite:
-        refuse_existing(target, "pass overwrite=True to replace it")
-    elif target.exists() and not is_explanation(target):
-        raise InputError(f"only a saved explanation is replaced: {target} is something else; choose another path")
+    check_replaced(target, "a saved explanation", overwrite=overwrite, ours=is_explanation(target))
     labels = {
         kind: {name: _strings(array) for name, array in arrays.items()} for kind, arrays in explanation.sites.items()
     }

@@ -15,7 +15,7 @@ from normlens.errors import InputError
 from normlens.explanation import Explanation, is_explanation, open_explanation
 from normlens.files.seals import SEAL
 from normlens.files.writing import whole_folder
-from normlens.files.zarr_folder import attributes_of, read_tree, write_tree
+from normlens.files.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 
 if TYPE_CHECKING:
     from normlens.corpus.running.result import CorpusResult
@@ -35,10 +35,8 @@ def open_result(path: str | Path) -> Analysis | Explanation | CorpusResult:
 def save_analysis(analysis: Analysis, path: str | Path, *, overwrite: bool) -> Path:
     """Write an analysis to a Zarr folder; an older one is replaced only if asked for, and only by a whole one."""
     target = Path(path)
-    if target.exists() and not overwrite:
-        raise InputError(f"a result must not overwrite another: {target} exists; pass overwrite=True to replace it")
-    if target.exists() and not ((target / SEAL).exists() or "normlens" in attributes_of(target)):
-        raise InputError(f"only a saved analysis is replaced: {target} is something else; choose another path")
+    ours = (target / SEAL).exists() or "normlens" in attributes_of(target)
+    check_replaced(target, "a saved analysis", overwrite=overwrite, ours=ours)
     with whole_folder(target) as draft:
         _write(analysis, draft)
     return target

@@ -51,7 +51,7 @@ def test_paper_and_authors_run_are_both_there() -> None:
 def test_other_data_leaves_only_what_needs_no_data() -> None:
     published = PublishedNumbers("kobayashi2021", "bert-base", None)
     assert published("mixing", "attn_w", "mean") == () and published("expansion", "mean", "rate")[0].value == 0.877
-    assert len(PublishedNumbers("kobayashi2021", None, "clark2019")) == 0
+    assert not PublishedNumbers("kobayashi2021", None, "clark2019")._found
 
 
 def test_a_model_is_known_by_name_and_shape() -> None:

@@ -20,9 +20,8 @@ import transformers
 
 from normlens.errors import NormlensError
 from normlens.families import family_checks as surveying
-from normlens.families.beyond_text import IMAGES, SOUNDS
 from normlens.families.family_checks import FamilyReport, survey
-from normlens.families.table import as_markdown, as_row, survey_all
+from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, survey_all
 from normlens.families.tiny import families
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"

@@ -11,9 +11,10 @@ import transformers
 from torch import Tensor, nn
 
 from normlens import Lens
-from normlens.families.beyond_text import IMAGES, SOUNDS, example
+from normlens.families.table import IMAGES, SOUNDS
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
 from normlens.proof import TOLERANCE
+from tests.families.beyond_text import example
 
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "NextSentencePrediction")
 

@@ -14,10 +14,10 @@ from normlens.alignment.links import Annotation
 from normlens.alignment.scoring import Counts
 from normlens.errors import InputError
 from normlens.viewer.alignment_page import aligner_page, suggested_alignment
-from normlens.viewer.packed_arrays import unpack_layers
 from normlens.viewer.page_data import analysis_page
 from tests.alignment.models_for_tests import SENTENCES, lens
 from tests.viewer.synthetic import analysis, dataset
+from tests.viewer.unpacking import unpack_layers
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from normlens.errors import InputError
-from normlens.viewer.packed_arrays import pack_layers, unpack_layers
+from normlens.viewer.packed_arrays import pack_layers
+from tests.viewer.unpacking import unpack_layers
 
 SIZES = st.floats(min_value=0, max_value=2**100, allow_subnormal=False, width=32)
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from normlens.errors import InputError
 from normlens.measures import MEASURES
-from normlens.viewer.packed_arrays import unpack_layers
 from normlens.viewer.page import bundle, save_html, to_html, to_json
 from normlens.viewer.page_data import page_data
 from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
+from tests.viewer.unpacking import unpack_layers
 
 
 def test_every_map_is_stored_or_follows_from_a_rule_that_holds() -> None:

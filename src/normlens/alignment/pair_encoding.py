@@ -43,8 +43,11 @@ class EncodedPair:
     columns: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
     problem: str | None = None
-    #: Whether the problem is the pair's length alone.
-    too_long: bool = False
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the problem is the pair's length alone."""
+        return self.problem is not None and bool(self.source.ids and self.target.ids)
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -67,12 +70,35 @@ class PromptedPair(EncodedPair):
         return {"input_ids": self.source_ids}
 
 
-class PairEncoder:
+class _Encoder:
+    """What both encoders share: how long a pair may be, and how several become the model's inputs."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        if tokenizer is None:
+            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+        self._pad = padding_id(model, tokenizer)
+        self.limit = longest_input(model, tokenizer)
+
+    def _problem(self, source: SegmentedText, target: SegmentedText, longest: int) -> str | None:
+        """Why a pair cannot be aligned, if it cannot."""
+        if not source.words or not target.words:
+            return "an empty side"
+        if not source.ids or not target.ids:
+            return "a side without subwords"
+        if self.limit is not None and longest > self.limit:
+            return f"{longest} subwords, the model takes {self.limit}"
+        return None
+
+    def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
+        """The model's inputs for several pairs."""
+        return pad_rows([pair.inputs for pair in pairs], self._pad, device)
+
+
+class PairEncoder(_Encoder):
     """Turns lines of text into `EncodedPair`s and those into the model's inputs."""
 
     def __init__(self, model: Any, tokenizer: Any, form: PairFormat) -> None:
-        if tokenizer is None:
-            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+        super().__init__(model, tokenizer)
         for attribute, value in (("src_lang", form.source_language), ("tgt_lang", form.target_language)):
             if value is not None:
                 if not hasattr(tokenizer, attribute):
@@ -85,22 +111,12 @@ class PairEncoder:
         #: What stands before every source sentence, and before every target sentence in the decoder.
         self.source_start = self.source.prefix + self.source.text_ids(form.source_prefix)
         self.decoder_start: tuple[int, ...] = (_start_id(model.config, self.target), *self.target.prefix)
-        self._pad = padding_id(model, tokenizer)
-        self.limit = longest_input(model, tokenizer)
 
     def __call__(self, source: str, target: str) -> EncodedPair:
         """Prepare one pair; a pair that cannot be aligned says why in `problem` and is never shortened silently."""
         source_words, target_words = self.source(source), self.target(target)
         source_ids = self.source_start + source_words.ids + self.source.suffix
         decoder_ids = self.decoder_start + target_words.ids
-        longest = max(len(source_ids), len(decoder_ids))
-        problem = None
-        if not source_words.words or not target_words.words:
-            problem = "an empty side"
-        elif not source_words.ids or not target_words.ids:
-            problem = "a side without subwords"
-        elif self.limit is not None and longest > self.limit:
-            problem = f"{longest} subwords, the model takes {self.limit}"
         return EncodedPair(
             source_words,
             target_words,
@@ -108,8 +124,7 @@ class PairEncoder:
             decoder_ids,
             _shifted(source_words.spans, len(self.source_start)),
             _shifted(target_words.spans, len(self.decoder_start)),
-            problem,
-            too_long=problem is not None and bool(source_words.ids and target_words.ids),
+            self._problem(source_words, target_words, max(len(source_ids), len(decoder_ids))),
         )
 
     @property
@@ -122,38 +137,26 @@ class PairEncoder:
             self.limit - len(self.decoder_start),
         )
 
-    def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
-        """The model's inputs for several pairs."""
-        return pad_rows([pair.inputs for pair in pairs], self._pad, device)
 
-
-class PromptEncoder:
+class PromptEncoder(_Encoder):
     """Turns lines of text into prompts for a decoder-only model: `English:\\n{source}\\nFrench:\\n{target}`."""
 
     def __init__(self, model: Any, tokenizer: Any, form: PairFormat) -> None:
-        if tokenizer is None:
-            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+        super().__init__(model, tokenizer)
         before, between, after = _parts_of(form.prompt)
         self.source = self.target = Segmenter(tokenizer, raw=form.raw)
         self._before = self.source.prefix + self.source.text_ids(before)
         self._between = self.source.text_ids(between)
         self._after = self.source.text_ids(after)
-        self._pad = padding_id(model, tokenizer)
-        self.limit = longest_input(model, tokenizer)
 
     def __call__(self, source: str, target: str) -> EncodedPair:
         """Prepare one pair; a pair that cannot be aligned says why in `problem`."""
         source_words, target_words = self.source(source), self.target(target)
         start = len(self._before) + len(source_words.ids) + len(self._between)
         ids = self._before + source_words.ids + self._between + target_words.ids + self._after
-        problem = None
-        if not source_words.ids or not target_words.ids:
-            problem = "an empty side" if not (source_words.words and target_words.words) else "a side without subwords"
-        elif self.limit is not None and len(ids) > self.limit:
-            problem = f"{len(ids)} subwords, the model takes {self.limit}"
         columns, rows = _shifted(source_words.spans, len(self._before)), _shifted(target_words.spans, start)
-        too_long = problem is not None and bool(source_words.ids and target_words.ids)
-        return PromptedPair(source_words, target_words, ids, ids, columns, rows, problem, too_long)
+        problem = self._problem(source_words, target_words, len(ids))
+        return PromptedPair(source_words, target_words, ids, ids, columns, rows, problem)
 
     @property
     def room(self) -> tuple[int, int] | None:
@@ -162,10 +165,6 @@ class PromptEncoder:
             return None
         half = (self.limit - len(self._before) - len(self._between) - len(self._after)) // 2
         return half, half
-
-    def batch(self, pairs: Sequence[EncodedPair], device: torch.device) -> dict[str, Tensor]:
-        """The model's inputs for several pairs."""
-        return pad_rows([pair.inputs for pair in pairs], self._pad, device)
 
 
 def _parts_of(prompt: str) -> tuple[str, str, str]:

@@ -15,15 +15,17 @@ from normlens.text.words import sentence_ends
 
 #: Beams of the search; with no sampling, the same text gives the same translation.
 BEAMS = 4
+#: Padded tokens per batch.
+BATCH_TOKENS = 2048
 
 
 class Translator:
     """Translates sentences with an encoder-decoder model, as its own configuration says."""
 
-    def __init__(self, lens: Lens, form: PairFormat, *, batch_tokens: int = 2048) -> None:
+    def __init__(self, lens: Lens, form: PairFormat) -> None:
         if not hasattr(lens.model, "generate"):
             raise InputError(f"Translating needs a model that writes text: {lens.family} has no generate().")
-        self.lens, self.form, self.batch_tokens = lens, form, batch_tokens
+        self.lens, self.form = lens, form
         self.encoder = PairEncoder(lens.model, lens.tokenizer, form)
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
@@ -52,7 +54,7 @@ class Translator:
         batch: list[int] = []
         for index in order:
             # A character is at most about a token, in a script without spaces; four are one elsewhere.
-            if batch and (len(batch) + 1) * (len(sentences[index]) // 3 + 8) > self.batch_tokens:
+            if batch and (len(batch) + 1) * (len(sentences[index]) // 3 + 8) > BATCH_TOKENS:
                 self._translate(sentences, batch, found)
                 batch = []
             batch.append(index)

@@ -6,6 +6,7 @@ An activation is recognised however it is written: a *chain* of element-wise ope
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from normlens.attribution.affine import Gated
-from normlens.attribution.lineage import Chain, lineage_of, source_of
+from normlens.attribution.lineage import Chain, lineage_of
 from normlens.attribution.operands import Function, as_number, detached, is_live, tensors
 from normlens.decompose.activations import gate_factors
 from normlens.errors import AnatomyError
@@ -68,8 +69,8 @@ def multiply(run: FrozenPass, name: str, function: Function, args: tuple[Any, ..
         return out
     same = same_source((a, b))
     if same is not None:
-        both = joined("mul", torch.mul, (a, b), same, ())
-        return run.bend(Chain(both.source, both.function, both.key, True), lambda: torch.mul(a.detach(), b.detach()))
+        both = replace(joined("mul", torch.mul, (a, b), same, ()), bent=True)
+        return run.bend(both, lambda: torch.mul(a.detach(), b.detach()))
     bent = [x for x in (a, b) if is_bent(x)]
     if len(bent) == 2:  # two activations: the wider bend cannot be told, so the first is the gate
         bent = bent[:1]
@@ -97,9 +98,7 @@ def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
 def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A quotient: a live denominator is held."""
     a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    if kwargs.get("rounding_mode") is not None:
-        return held(run, name, function, args, kwargs)
-    if not is_live(a):
+    if kwargs.get("rounding_mode") is not None or not is_live(a):
         return held(run, name, function, args, kwargs)
     if not is_live(b):
         out = function(*args, **kwargs)
@@ -110,8 +109,8 @@ def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...]
         return out
     same = same_source((a, b))
     if same is not None and is_bent(b):
-        both = joined("div", torch.div, (a, b), same, ())
-        return run.bend(Chain(both.source, both.function, both.key, True), lambda: torch.div(a.detach(), b.detach()))
+        both = replace(joined("div", torch.div, (a, b), same, ()), bent=True)
+        return run.bend(both, lambda: torch.div(a.detach(), b.detach()))
     return torch.div(a, run.hold(b.detach))
 
 
@@ -214,9 +213,9 @@ def is_bent(x: Tensor) -> bool:
 def same_source(operands: Any) -> Tensor | None:
     """The tensor of which all live operands are element-wise functions, where there is one."""
     first, *others = (x for x in operands if is_live(x))
-    source = source_of(first)
+    source = chain_of(first).source
     for other in others:
-        if source_of(other) is not source:
+        if chain_of(other).source is not source:
             return None
     return source if all(x.shape == source.shape for x in operands if is_live(x)) else None
 

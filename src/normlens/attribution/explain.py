@@ -51,11 +51,8 @@ def explain_texts(
     resolver.check(request.direction is not None, output, against)
     write = JobWriter(lens, resolver, Reading(generate, truncate, pretokenized), direction=direction is not None)
     single, rows = as_lists(text, pair, target, pretokenized)
-    asked = (
-        one_for_each(x, len(rows), what)
-        for x, what in ((output, "output"), (against, "against"), (position, "position"))
-    )
-    jobs = [write(Asked(*row, *which)) for row, *which in zip(rows, *asked, strict=True)]
+    asked = _for_each_row(len(rows), output=output, against=against, position=position)
+    jobs = [write(Asked(*row, *which)) for row, which in zip(rows, asked, strict=True)]
     request.check_fits(resolver.model, [(job.text.lengths, len(job.steps)) for job in jobs])
     found: dict[int, Explanation] = {}
     for batch in _batches(lens, resolver.model, jobs, batch_size):
@@ -88,16 +85,18 @@ def explain_inputs(
     resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
     resolver.check(request.direction is not None, output, against)
     rows = rows_of(inputs)
-    asked = (
-        one_for_each(x, rows, what) for x, what in ((output, "output"), (against, "against"), (position, "position"))
-    )
     jobs = [
         _prepared_job(lens, resolver, inputs, row, *which, direction=direction is not None)
-        for row, *which in zip(range(rows), *asked, strict=True)
+        for row, which in enumerate(_for_each_row(rows, output=output, against=against, position=position))
     ]
     request.check_fits(resolver.model, [(job.text.lengths, 1) for job in jobs])
     solved = solve(lens, resolver, inputs, [job.steps for job in jobs], request)
     return [explanation(lens, resolver, request, inputs, row, job, solved[row]) for row, job in enumerate(jobs)]
+
+
+def _for_each_row(count: int, **given: Any) -> list[tuple[Any, ...]]:
+    """What is asked of each row, in the order in which it was named."""
+    return list(zip(*(one_for_each(x, count, what) for what, x in given.items()), strict=True))
 
 
 def _prepared_job(

@@ -36,13 +36,13 @@ _ABOUT = words("""
     """)
 _RENAMED = {
     "radd": "add", "iadd": "add_", "rmul": "mul", "imul": "mul_", "truediv": "div", "itruediv": "div_", "isub": "sub_",
-    "rtruediv": "reciprocal", "rdiv": "reciprocal", "rpow": "exp", "ipow": "pow_", "rmatmul": "rmatmul",
+    "rtruediv": "reciprocal", "rdiv": "reciprocal", "rpow": "exp", "ipow": "pow_",
     "and": "logical_and", "or": "logical_or", "invert": "logical_not", "float": "item", "index": "item", "array": "numpy",
     "floordiv": "floor_divide", "rfloordiv": "floor_divide", "mod": "remainder",
 }  # fmt: skip
 _SYNONYMS = {
     "special_expit": "sigmoid", "greater": "gt", "less": "lt", "not_equal": "ne", "greater_equal": "ge",
-    "less_equal": "le", "rdiv": "reciprocal",
+    "less_equal": "le",
 }  # fmt: skip
 _PRODUCTS = frozenset(("matmul", "bmm", "einsum"))
 #: Changes in place that add no constant of their own where what they change is live or empty.
@@ -106,7 +106,7 @@ class FrozenPass(TorchFunctionMode):
         for x in tensors(out):
             if x.requires_grad:
                 self._lineage(x).kind = "mixer"
-        self.listener.mixer()
+        self.listener.layers.mark("mixer")
 
     def replay(self) -> None:
         """Hold from now on what was recorded."""
@@ -285,17 +285,14 @@ class FrozenPass(TorchFunctionMode):
         lineage = self._lineage(out)
         if a.shape != b.shape or self._name not in ("add", "add_"):  # a mean taken off, as a normalization does
             lineage.stream = any(of_stream)
-        elif of_stream == (True, False):
-            assert first is not None
-            lineage.stream, lineage.side, lineage.shadow = True, first.side, first.shadow
-            self.listener.block(out, b, lineage, first.shifts)
-        elif of_stream == (False, True):
-            assert second is not None
-            lineage.stream, lineage.side, lineage.shadow = True, second.side, second.shadow
-            self.listener.block(out, a, lineage, second.shifts)
-        elif of_stream == (True, True):
+        elif any(of_stream) and not all(of_stream):
+            before, branch = (first, b) if of_stream[0] else (second, a)
+            assert before is not None
+            lineage.stream, lineage.side, lineage.shadow = True, before.side, before.shadow
+            self.listener.block(out, branch, lineage, before.shifts)
+        elif all(of_stream):
             lineage.stream = True
-        elif a.shape == b.shape:
+        else:
             lineage.parts = (*(_parts(a)), *(_parts(b)))
             kinds = {x.kind if x is not None else None for x in (first, second)}
             lineage.kind = next(iter(kinds - {None}), None)

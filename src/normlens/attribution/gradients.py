@@ -6,6 +6,7 @@ number only where a path is integrated over, and there only as far as the steps 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlens.anatomy.interface import evaluating
-from normlens.attribution.items import Change, Item, batches, numbers
+from normlens.attribution.items import Change, Item, in_batches, numbers
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -28,32 +29,19 @@ STEPS, SAMPLES, NOISE = 10, 10, 0.15
 
 def gradient_x_input(lens: Lens, items: Sequence[Item]) -> Scores:
     """`x_k · ∂value/∂x_k` at the word vectors."""
-
-    def one(rows: Sequence[Item]) -> Tensor:
-        gradient, vectors = _gradient(lens, rows)
-        return (gradient * vectors).sum(-1)
-
-    return _each(lens, items, one)
+    return _each(lens, items, lambda rows: [lambda x: x])
 
 
 def integrated_gradients(lens: Lens, items: Sequence[Item], steps: int = STEPS) -> Scores:
     """`x_k · ∫₀¹ ∂value(t x)/∂x_k dt`, from word vectors of zero, by the midpoint rule."""
-
-    def one(rows: Sequence[Item]) -> Tensor:
-        total: Tensor | None = None
-        for step in range(steps):
-            gradient, vectors = _gradient(lens, rows, partial(_shrunk, (step + 0.5) / steps))
-            total = gradient if total is None else total + gradient
-        assert total is not None
-        return (total / steps * vectors).sum(-1)
-
-    return _each(lens, items, one)
+    shrunk = [partial(operator.mul, (step + 0.5) / steps) for step in range(steps)]
+    return _each(lens, items, lambda rows: shrunk)
 
 
 def smoothgrad(lens: Lens, items: Sequence[Item], samples: int = SAMPLES, noise: float = NOISE) -> Scores:
     """`x_k ·` the mean gradient over word vectors with noise; what is drawn belongs to the item."""
 
-    def one(rows: Sequence[Item]) -> Tensor:
+    def shaking(rows: Sequence[Item]) -> list[Change]:
         generators = [torch.Generator().manual_seed(item.seed) for item in rows]
         length = len(rows[0].ids)
 
@@ -63,27 +51,36 @@ def smoothgrad(lens: Lens, items: Sequence[Item], samples: int = SAMPLES, noise:
             spread = words.amax((1, 2), keepdim=True) - words.amin((1, 2), keepdim=True)
             return torch.cat([words + noise * spread * drawn.to(x), padding], 1)
 
+        return [shaken] * samples
+
+    return _each(lens, items, shaking)
+
+
+def _each(lens: Lens, items: Sequence[Item], changing: Callable[[Sequence[Item]], Sequence[Change]]) -> Scores:
+    """`x_k ·` the mean gradient at the word vectors of a batch, changed in several ways in turn."""
+
+    def answer(rows: Sequence[Item]) -> np.ndarray:
+        changes = changing(rows)
         total: Tensor | None = None
-        for _ in range(samples):
-            gradient, vectors = _gradient(lens, rows, shaken)
+        for change in changes:
+            gradient, vectors = _gradient(lens, rows, change)
             total = gradient if total is None else total + gradient
         assert total is not None
-        return (total / samples * vectors).sum(-1)
+        found: np.ndarray = (total / len(changes) * vectors).sum(-1).cpu().double().numpy()
+        return found
 
-    return _each(lens, items, one)
+    with evaluating(lens.model), torch.enable_grad():
+        found = in_batches(items, answer)
+    return [given[: len(item.ids)] for item, given in zip(items, found, strict=True)]
 
 
-def _shrunk(share: float, x: Tensor) -> Tensor:
-    return share * x
-
-
-def _gradient(lens: Lens, rows: Sequence[Item], change: Change | None = None) -> tuple[Tensor, Tensor]:
+def _gradient(lens: Lens, rows: Sequence[Item], change: Change) -> tuple[Tensor, Tensor]:
     """The gradient at the changed word vectors, and the word vectors as they are: row position width."""
     found: list[Tensor] = []
 
     def leaf(x: Tensor) -> Tensor:
         x = x.detach()
-        point = (x if change is None else change(x)).requires_grad_()
+        point = change(x).requires_grad_()
         found.extend((point, x))
         return point
 
@@ -91,12 +88,3 @@ def _gradient(lens: Lens, rows: Sequence[Item], change: Change | None = None) ->
     point, vectors = found
     (gradient,) = torch.autograd.grad(value.sum(), point)
     return gradient, vectors.detach()
-
-
-def _each(lens: Lens, items: Sequence[Item], one: Callable[[Sequence[Item]], Tensor]) -> Scores:
-    scores: dict[int, np.ndarray] = {}
-    with evaluating(lens.model), torch.enable_grad():
-        for batch in batches(items):
-            found = one([items[i] for i in batch]).detach().cpu().double().numpy()
-            scores.update((i, given[: len(items[i].ids)]) for i, given in zip(batch, found, strict=True))
-    return [scores[i] for i in range(len(items))]

@@ -6,10 +6,10 @@ Rows of one length share a batch, so that nothing is ever padded and no neighbou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ _POSITIONS = 1024
 
 #: What is done to the word vectors before the model goes on with them.
 Change = Callable[[Tensor], Tensor]
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -114,16 +115,24 @@ def inputs_of(lens: Lens, items: Sequence[Item]) -> dict[str, Tensor]:
     return found
 
 
-def batches(items: Sequence[Item], positions: int = _POSITIONS) -> Iterator[list[int]]:
-    """Which items share a batch: those of one length, so many that they have at most so many positions together."""
+def batches(items: Sequence[Item]) -> Iterator[list[int]]:
+    """Which items share a batch: those of one length, so many that they have at most `_POSITIONS` together."""
     by_length: dict[tuple[int, bool, int], list[int]] = {}
     for i, item in enumerate(items):
         if not item.ids:
             raise InputError("an item must hold at least one token: one of them has none")
         by_length.setdefault((len(item.ids), item.segments is None, item.padding), []).append(i)
     for (length, _, padding), found in sorted(by_length.items()):
-        size = max(1, positions // (length + padding))
+        size = max(1, _POSITIONS // (length + padding))
         yield from (found[i : i + size] for i in range(0, len(found), size))
+
+
+def in_batches(items: Sequence[Item], answer: Callable[[list[Item]], Iterable[_Answer]]) -> list[_Answer]:
+    """An answer for each item, in their order; `answer` gives those of items that share a batch."""
+    found: dict[int, _Answer] = {}
+    for batch in batches(items):
+        found.update(zip(batch, answer([items[i] for i in batch]), strict=True))
+    return [found[i] for i in range(len(items))]
 
 
 def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
@@ -135,26 +144,23 @@ def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> 
 
 def values(lens: Lens, items: Sequence[Item]) -> Tensor:
     """The number of every item, whatever their lengths, in double precision."""
-    found = torch.zeros(len(items), dtype=torch.float64)
     with evaluating(lens.model), torch.no_grad():
-        for batch in batches(items):
-            found[batch] = numbers(lens, [items[i] for i in batch]).cpu().double()
-    return found
+        found = in_batches(items, lambda rows: numbers(lens, rows).tolist())
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def probabilities(lens: Lens, items: Sequence[Item]) -> Tensor:
     """The probability of every item's output (with `against`: among the two)."""
-    found = torch.zeros(len(items), dtype=torch.float64)
+
+    def answer(rows: Sequence[Item]) -> Iterator[float]:
+        for item, row in zip(rows, _logits(lens, rows).cpu().double(), strict=True):
+            scores = row if item.position is None else row[item.position]
+            if item.against is not None:
+                scores = scores[[item.output, item.against]]
+            yield float(scores.softmax(-1)[0 if item.against is not None else item.output])
+
     with evaluating(lens.model), torch.no_grad():
-        for batch in batches(items):
-            rows = [items[i] for i in batch]
-            logits = _logits(lens, rows).cpu().double()
-            for i, item, row in zip(batch, rows, logits, strict=True):
-                scores = row if item.position is None else row[item.position]
-                if item.against is not None:
-                    scores = scores[[item.output, item.against]]
-                found[i] = scores.softmax(-1)[0 if item.against is not None else item.output]
-    return found
+        return torch.tensor(in_batches(items, answer), dtype=torch.float64)
 
 
 def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:

@@ -72,10 +72,14 @@ class JobWriter:
         return self._continued(text, ids)
 
     def _encoded(self, asked: Asked) -> EncodedText:
-        how = {"truncate": self._reading.truncate, "pretokenized": self._reading.pretokenized}
         if self._two_sided and asked.target is None and self._resolver.head == "sequence":
-            return self._encoder.prompt(asked.text, asked.pair, **how)  # it feeds its own input to its decoder
-        return self._encoder(asked.text, asked.pair, asked.target, **how)
+            return self._prompt(asked)  # it feeds its own input to its decoder
+        how = self._reading
+        return self._encoder(asked.text, asked.pair, asked.target, truncate=how.truncate, pretokenized=how.pretokenized)
+
+    def _prompt(self, asked: Asked) -> EncodedText:
+        how = self._reading
+        return self._encoder.prompt(asked.text, asked.pair, truncate=how.truncate, pretokenized=how.pretokenized)
 
     def _question(self, text: EncodedText, position: int | None, output: int | None, against: int | None) -> Question:
         side = text.source if text.target is None else text.target
@@ -123,9 +127,7 @@ class JobWriter:
         against = None if asked.against is None else self._resolver.one(asked.against, "against")
         if against is not None:
             self._resolver.one(asked.output, "output")
-        prompt = self._encoder.prompt(
-            asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
-        )
+        prompt = self._prompt(asked)
         row = self._encoder.from_ids(prompt.source, [self._resolver.start_token(), *ids[:-1]])
         steps = tuple(Question(i, token, against) for i, token in enumerate(ids))
         return Job(replace(row, notes=prompt.notes), steps, len(ids) > 1)
@@ -144,9 +146,7 @@ class JobWriter:
                 f"generate=True needs a model that writes: {type(model).__name__} does not; load it with its language-model "
                 "head"
             )
-        prompt = self._encoder.prompt(
-            asked.text, asked.pair, truncate=self._reading.truncate, pretokenized=self._reading.pretokenized
-        )
+        prompt = self._prompt(asked)
         batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
         with evaluating(model):
             written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]

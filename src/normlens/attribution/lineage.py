@@ -85,9 +85,3 @@ def lineage_of(tensor: Tensor) -> Lineage | None:
 def remember(tensor: Tensor, lineage: Lineage) -> None:
     """Attach a lineage."""
     tensor.__dict__[_NAME] = lineage
-
-
-def source_of(tensor: Tensor) -> Tensor:
-    """The tensor of which this one is an element-wise function: itself where nothing else is known."""
-    lineage = lineage_of(tensor)
-    return tensor if lineage is None or lineage.chain is None else lineage.chain.source

@@ -19,7 +19,7 @@ of one's own is a function and one entry:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,11 +99,9 @@ def _explained(**settings: Any) -> Function:
     """The terms of `explain`."""
 
     def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.attribution.items import batches, inputs_of
+        from normlens.attribution.items import in_batches, inputs_of
 
-        found: dict[int, np.ndarray] = {}
-        for batch in batches(items):
-            rows = [items[i] for i in batch]
+        def answer(rows: Sequence[Item]) -> Scores:
             explanations = lens.explain_inputs(
                 inputs_of(lens, rows),
                 output=[item.output for item in rows],
@@ -112,8 +110,9 @@ def _explained(**settings: Any) -> Function:
                 parts=["tokens"],
                 **settings,
             )
-            found.update((i, e["tokens"].values) for i, e in zip(batch, explanations, strict=True))
-        return [found[i] for i in range(len(items))]
+            return [explanation["tokens"].values for explanation in explanations]
+
+        return in_batches(items, answer)
 
     return function
 
@@ -134,19 +133,17 @@ def _rolled(name: str, *, last: bool = False) -> Function:
     """
 
     def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.attribution.items import batches, inputs_of
+        from normlens.attribution.items import in_batches, inputs_of
 
-        found: dict[int, np.ndarray] = {}
-        for batch in batches(items):
-            rows = [items[i] for i in batch]
-            for i, item, analysis in zip(
-                batch, rows, lens.analyze_inputs(inputs_of(lens, rows), measures=[name]), strict=True
-            ):
+        reading = 0 if lens.anatomy.kinds == ("encoder",) else -1
+
+        def answer(rows: Sequence[Item]) -> Iterator[np.ndarray]:
+            for item, analysis in zip(rows, lens.analyze_inputs(inputs_of(lens, rows), measures=[name]), strict=True):
                 maps = analysis[name] if last else analysis.rollout(name)
-                reading = 0 if lens.anatomy.kinds == ("encoder",) else -1
                 row = reading if item.position is None else item.position
-                found[i] = maps.isel(layer=-1, query=row).values
-        return [found[i] for i in range(len(items))]
+                yield maps.isel(layer=-1, query=row).values
+
+        return in_batches(items, answer)
 
     return function
 

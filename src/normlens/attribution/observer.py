@@ -35,7 +35,6 @@ class Entrance:
     number: int  # from 1, in its stack
     vectors: Tensor | None  # the input vectors of a stack; None at its later layers
     axes: tuple[int, int]  # of rows and positions
-    first: bool  # whether its vectors are the stack's input vectors
     given: Tensor | None = None  # row key: vector · gradient
     before: Tensor | None = None  # the input vectors as what was looked up made them, with the way back to it
 
@@ -96,9 +95,8 @@ class Last:
 
 @dataclass
 class Wanted:
-    """What is read in passing."""
+    """What is read in passing, beside the entrances of layers."""
 
-    states: bool = True
     heads: bool = False
     edges: bool = False
     edges_top: int | None = None  # only so many of them, the strongest
@@ -210,7 +208,7 @@ class Observer:
                 kept = self.replayed.vectors[side] * _along(self.replayed.factors[side], vectors, axes)
             else:
                 kept = vectors.detach().clone()
-            entrance = Entrance(self.layer, side, 1, kept, axes, True)
+            entrance = Entrance(self.layer, side, 1, kept, axes)
             entrance.before = vectors if vectors.requires_grad and self.replayed is None else None
             leaf = kept.clone().requires_grad_()
             self.leaves.append((entrance, leaf))
@@ -218,7 +216,7 @@ class Observer:
         else:
             side = self.side if side is None else side
             number = 1 + sum(e.stack == side for e in self.entrances)
-            entrance = Entrance(self.layer, side or 0, number, None, axes, False)
+            entrance = Entrance(self.layer, side or 0, number, None, axes)
             taken = vectors.clone()
             held = self.keep(vectors)
 
@@ -479,10 +477,6 @@ class Observer:
         leaf = value.detach().clone().requires_grad_()
         self.shadow_constants.append(leaf)
         return leaf
-
-    def mixer(self) -> None:
-        """A recurrence ran here."""
-        self.layers.mark("mixer")
 
 
 def _goes_on(shifts: tuple[Place, ...]) -> None:

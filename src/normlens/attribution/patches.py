@@ -19,28 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from normlens.attribution.frozen import FrozenPass
+from normlens.attribution.rules import words
 
 #: The arguments of a recurrence that are weights: decays, step sizes, and what stands for queries and keys.
-_WEIGHTS = frozenset(
-    (
-        "query",
-        "key",
-        "g",
-        "beta",
-        "dt",
-        "A",
-        "B",
-        "C",
-        "dt_bias",
-        "delta_bias",
-        "igate",
-        "fgate",
-        "vecI",
-        "vecF",
-        "matQ",
-        "matK",
-    )
-)
+_WEIGHTS = words("query key g beta dt A B C dt_bias delta_bias igate fgate vecI vecF matQ matK")
 #: A recurrence is known by its arguments: a delta rule, a state-space scan, an mLSTM cell, RWKV's average.
 _RECURRENCES = (
     {"query", "key", "value", "g", "beta"},
@@ -76,7 +58,7 @@ def _held_weights(module: Any, run: FrozenPass) -> Iterator[None]:
     names = {} if module is None or module.__name__.startswith("torch.") else vars(module)
     found: dict[str, Callable[..., Any]] = {}
     for name, function in names.items():
-        if inspect.isfunction(function) and not inspect.isclass(function):
+        if inspect.isfunction(function):
             try:
                 arguments = set(inspect.signature(function).parameters)
             except (TypeError, ValueError):

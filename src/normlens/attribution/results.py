@@ -15,7 +15,7 @@ from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Resolver, real_positions
 from normlens.attribution.solving import Solved
-from normlens.attribution.terms import Terms
+from normlens.attribution.terms import Terms, Where
 from normlens.errors import InputError
 from normlens.explanation import Explanation, Proof
 from normlens.lens import Lens
@@ -23,7 +23,6 @@ from normlens.provenance import versions
 from normlens.text.tokens import Tokens
 
 BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "reference")
-Where = tuple[int, int, str]
 Arrays = dict[str, xr.DataArray]
 
 

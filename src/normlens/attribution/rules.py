@@ -92,14 +92,19 @@ def mixed(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
     """
     out = function(*args, **kwargs)
     if is_live(out) and _has_constant(name, args, kwargs):
-        fixed, named = zeroed(args), zeroed(kwargs)
-        run.constant(out, lambda: function(*fixed, **named))
-    if name in ("where",):
+        _add_constant(run, out, function, args, kwargs)
+    if name == "where":
         same = same_source(args[1:]) if len(args) == 3 else None
         if same is not None:
             condition = args[0]
             run.chain(out, joined(name, lambda a, b: torch.where(condition, a, b), args[1:], same, None))
     return out
+
+
+def _add_constant(run: FrozenPass, out: Any, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What comes out for live operands of zero belongs to no input."""
+    fixed, named = zeroed(args), zeroed(kwargs)
+    run.constant(out, lambda: function(*fixed, **named))
 
 
 def _has_constant(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -117,8 +122,7 @@ def pad(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
     out = function(*args, **kwargs)
     value = kwargs.get("value", args[3] if len(args) > 3 else None)
     if is_live(out) and value:
-        fixed, named = zeroed(args), zeroed(kwargs)
-        run.constant(out, lambda: function(*fixed, **named))
+        _add_constant(run, out, function, args, kwargs)
     return out
 
 
@@ -334,8 +338,7 @@ def group_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, 
 def batch_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Batch normalization in evaluation: an affine map."""
     out = function(*args, **kwargs)
-    fixed, named = zeroed(args), zeroed(kwargs)
-    run.constant(out, lambda: function(*fixed, **named))
+    _add_constant(run, out, function, args, kwargs)
     return out
 
 

@@ -114,7 +114,7 @@ class _Batch:
             arguments = mapped(run_arguments(model, fresh(dict(inputs))), _outside_of_inference)
             run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
-            if run.mixed_rows:
+            if run.observer.mixed_rows:
                 raise _MixedRowsError
             for terms, numbers in zip(found, steps, strict=True):
                 check_finite(terms.value, subject.family)

@@ -46,14 +46,19 @@ def check_finite(numbers: Tensor, family: str) -> None:
         )
 
 
+def _largest(absolute: Tensor, sizes: Tensor | None) -> Tensor:
+    """Row: what a gap is measured by, the sum of absolute terms or the size of what is explained; never 0."""
+    largest = absolute if sizes is None else torch.maximum(absolute, sizes)
+    return largest.clamp_min(torch.finfo(torch.float64).tiny)
+
+
 def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
     """The terms must add up to the number at the entrance of every layer.
 
     A difference of two logits, and a sum along a direction, is rounded as its parts are, however small it is itself:
     `sizes` says how large they are.
     """
-    largest = terms.absolute if sizes is None else torch.maximum(terms.absolute, sizes)
-    gaps = terms.distances / largest.clamp_min(torch.finfo(torch.float64).tiny).unsqueeze(1)
+    gaps = terms.distances / _largest(terms.absolute, sizes).unsqueeze(1)
     worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
     if not worst <= subject.tolerance:
         cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
@@ -70,9 +75,7 @@ def check_edges(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> 
     Heads are read off the attention's output, edges are made of weights and values: weights of another attention, or of
     other keys, would show here and in no other sum.
     """
-    largest = (terms.absolute if sizes is None else torch.maximum(terms.absolute, sizes)).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
+    largest = _largest(terms.absolute, sizes)
     # They are found one product after another, and rounded more often than what passes the model itself.
     allowed = 10 * TOLERANCE[subject.dtype]
     for _, layer, distances in terms.edge_distances:
@@ -108,8 +111,7 @@ def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, s
         expected, scale = expected + each.sum(1), scale + each.abs().sum(1)
     for given in terms.constants.values():
         expected, scale = expected + given, scale + given.abs()
-    scale = torch.maximum(scale, terms.absolute).clamp_min(torch.finfo(torch.float64).tiny)
-    gap = float(((found - expected).abs() / (scale if sizes is None else torch.maximum(scale, sizes))).max())
+    gap = float(((found - expected).abs() / _largest(torch.maximum(scale, terms.absolute), sizes)).max())
     allowed = _REPLAY_TOLERANCE * TOLERANCE[subject.dtype]
     if not gap <= allowed:
         raise DecompositionError(

@@ -23,6 +23,8 @@ _DIRECT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e
 
 #: One number for each row of a model's output.
 Select = Callable[[Any], Tensor]
+#: Stack, layer (0: the head) and block, or kind of attention.
+Where = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
@@ -42,40 +44,40 @@ class Terms:
     value: Tensor  # row
     tokens: list[Tensor]  # for each stack: row key
     cuts: list[Cut]
-    constants: dict[tuple[int, int, str], Tensor]  # stack, layer (0: the head), block: row
+    constants: dict[Where, Tensor]  # row
     absolute: Tensor  # row: the sum of absolute terms
-    words: list[Tensor | None] = field(
-        default_factory=list
-    )  # for each stack: what its words gave beyond an average word
-    heads: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # stack, layer, kind: row head
-    edges: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head query key
-    top_edges: dict[tuple[int, int, str], TopEdges] = field(default_factory=dict)
+    words: list[Tensor | None] = field(default_factory=list)  # for each stack: what words gave beyond an average one
+    heads: dict[Where, Tensor] = field(default_factory=dict)  # row head
+    edges: dict[Where, Tensor] = field(default_factory=dict)  # row head query key
+    top_edges: dict[Where, TopEdges] = field(default_factory=dict)
     edge_distances: list[tuple[int, int, Tensor]] = field(default_factory=list)  # stack, layer; row: edges from heads
-    blocks: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row key
-    direct: dict[tuple[int, int, str], Tensor] = field(default_factory=dict)  # row head; head 0: no head's
+    blocks: dict[Where, Tensor] = field(default_factory=dict)  # row key
+    direct: dict[Where, Tensor] = field(default_factory=dict)  # row head; head 0: no head's
     direct_entrance: Tensor | None = None  # row key
     direct_biases: Tensor | None = None  # row
 
     def row(self, row: int) -> Terms:
         """The terms of one row alone."""
 
-        def one(found: dict[tuple[int, int, str], Tensor]) -> dict[tuple[int, int, str], Tensor]:
-            return {where: given[row : row + 1] for where, given in found.items()}
+        mine = slice(row, row + 1)
+
+        def one(found: dict[Where, Tensor]) -> dict[Where, Tensor]:
+            return {where: given[mine] for where, given in found.items()}
 
         def some(given: Tensor | None) -> Tensor | None:
-            return None if given is None else given[row : row + 1]
+            return None if given is None else given[mine]
 
         return Terms(
-            self.value[row : row + 1],
-            [t[row : row + 1] for t in self.tokens],
-            [Cut(c.stack, c.number, c.states[row : row + 1], c.total[row : row + 1]) for c in self.cuts],
+            self.value[mine],
+            [t[mine] for t in self.tokens],
+            [Cut(c.stack, c.number, c.states[mine], c.total[mine]) for c in self.cuts],
             one(self.constants),
-            self.absolute[row : row + 1],
+            self.absolute[mine],
             [some(given) for given in self.words],
             one(self.heads),
             one(self.edges),
             {where: given.row(row) for where, given in self.top_edges.items()},
-            [(stack, layer, given[row : row + 1]) for stack, layer, given in self.edge_distances],
+            [(stack, layer, given[mine]) for stack, layer, given in self.edge_distances],
             one(self.blocks),
             one(self.direct),
             some(self.direct_entrance),
@@ -127,11 +129,6 @@ class Run:
                 "an explanation starts at the vectors that enter the first layer: no list of layers took such vectors in "
                 "this model; see docs/explain.md"
             )
-
-    @property
-    def mixed_rows(self) -> bool:
-        """Whether something could not be told apart by rows."""
-        return self.observer.mixed_rows
 
     def explain(self, select: Select, *, again: bool = False) -> Terms:
         """The terms of one number per row; `again`: another number will be asked for."""
@@ -185,7 +182,7 @@ class Run:
                 _add_positions(tokens[lookup.side], given)
                 looked_up.append((lookup.layer, given.sum(1)))
         absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
-        constants: dict[tuple[int, int, str], Tensor] = {}
+        constants: dict[Where, Tensor] = {}
         for place, given in observer.constants:
             absolute = absolute + given.abs()
             where = self._where(place)
@@ -243,7 +240,7 @@ class Run:
         observer.constants, observer.crossings = heard
         return found
 
-    def _where(self, place: Place) -> tuple[int, int, str]:
+    def _where(self, place: Place) -> Where:
         """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
         observer = self.observer
         if place.layer == 0:
@@ -286,41 +283,44 @@ class Run:
         for leaf in wanted:
             leaf.grad = None
         torch.autograd.backward(last.shadow, last.gradient, inputs=wanted, retain_graph=True)
-        zero = torch.zeros(observer.rows, dtype=torch.float64)
-        # What is added along the stream belongs to no input, and so does what the head adds after it.
-        biases = sum((given for place, given in observer.constants if place.blocks == len(observer.blocks)), zero)
-        blocks = [block for block in observer.blocks if block.leaf is not None and block.leaf.grad is not None]
-        wholes = [self._along_stream(block.leaf) for block in blocks]
-        heads = [self._direct_heads(block) for block in blocks]
-        added = [self._along_stream(leaf) for leaf in observer.shadow_constants if leaf.grad is not None]
-        entered = []
+        sent: dict[tuple[str, int], Tensor] = {}
         if start is not None and start.grad is not None:
-            entered.append(by_position(start.detach(), start.grad, observer.entrances[-1].axes))
-        home = iter(doubles_on_host([*entered, *added, *wholes, *(given for given in heads if given is not None)]))
-        found = zero
-        for _ in entered:
-            terms.direct_entrance = next(home)
-            found = found + terms.direct_entrance.sum(1)
-        biases = sum((next(home) for _ in added), biases)
-        wholes = [next(home) for _ in wholes]
-        for block, whole, by_head in zip(blocks, wholes, heads, strict=True):
-            # Head 0: what no head gave, such as the output's bias; then each head.
-            each = whole.unsqueeze(1)
-            if by_head is not None:
-                given = next(home)
-                each = torch.cat([(whole - given.sum(1)).unsqueeze(1), given], 1)
-            _add(terms.direct, (*self._site(block.layer), block.kind), each)
-            found = found + whole
-        terms.direct_biases = biases
-        gap = (found + biases - terms.value).abs() / terms.absolute.clamp_min(torch.finfo(torch.float64).tiny)
-        if not bool(
-            (gap <= _DIRECT_TOLERANCE[last.stream.dtype]).all()
-        ):  # a stream of another kind: nothing rather than a wrong number
+            sent["entrance", 0] = by_position(start.detach(), start.grad, observer.entrances[-1].axes)
+        for number, leaf in enumerate(observer.shadow_constants):
+            if leaf.grad is not None:
+                sent["added", number] = self._along_stream(leaf)
+        for number, block in enumerate(observer.blocks):
+            if block.leaf is not None and block.leaf.grad is not None:
+                sent["block", number] = self._along_stream(block.leaf)
+                by_head = self._direct_heads(block)
+                if by_head is not None:
+                    sent["heads", number] = by_head
+        home = dict(zip(sent, doubles_on_host(list(sent.values())), strict=True))
+        zero = torch.zeros(observer.rows, dtype=torch.float64)
+        terms.direct_entrance = home.get(("entrance", 0))
+        found = zero if terms.direct_entrance is None else terms.direct_entrance.sum(1)
+        for number, block in enumerate(observer.blocks):
+            if ("block", number) in home:
+                whole, heads = home["block", number], home.get(("heads", number))
+                # Head 0: what no head gave, such as the output's bias; then each head.
+                each = whole.unsqueeze(1)
+                if heads is not None:
+                    each = torch.cat([(whole - heads.sum(1)).unsqueeze(1), heads], 1)
+                _add(terms.direct, (*self._site(block.layer), block.kind), each)
+                found = found + whole
+        # What is added along the stream belongs to no input, and so does what the head adds after it.
+        after = [given for place, given in observer.constants if place.blocks == len(observer.blocks)]
+        added = [given for (what, _), given in home.items() if what == "added"]
+        terms.direct_biases = sum([*after, *added], zero)
+        distance = (found + terms.direct_biases - terms.value).abs()
+        gap = distance / terms.absolute.clamp_min(torch.finfo(torch.float64).tiny)
+        allowed = _DIRECT_TOLERANCE[last.stream.dtype]
+        if not bool((gap <= allowed).all()):  # a stream of another kind: nothing rather than a wrong number
             terms.direct, terms.direct_entrance, terms.direct_biases = {}, None, None
 
-    def _along_stream(self, leaf: Tensor | None) -> Tensor:
+    def _along_stream(self, leaf: Tensor) -> Tensor:
         """Row: what a leaf of the stream without branches gave."""
-        assert leaf is not None and leaf.grad is not None, "leaves without a gradient were left out"
+        assert leaf.grad is not None, "leaves without a gradient were left out"
         return self.observer.by_row(leaf.detach() * leaf.grad)
 
     def _direct_heads(self, block: Any) -> Tensor | None:
@@ -361,7 +361,7 @@ def _add_positions(tokens: Tensor, given: Tensor) -> None:
     tokens[:, :width] += given[:, :width]
 
 
-def _add(found: dict[tuple[int, int, str], Tensor], where: tuple[int, int, str], given: Tensor | None) -> None:
+def _add(found: dict[Where, Tensor], where: Where, given: Tensor | None) -> None:
     """Add to what a place has; a part of another shape (a chunk, say) cannot be added and takes its place away."""
     if given is None:
         return

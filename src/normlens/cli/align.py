@@ -13,13 +13,14 @@ import typer
 
 from normlens.cli import line_output
 from normlens.cli.line_output import (
+    about_run,
     check_output,
     check_sentences,
     count_lines,
-    input_record,
-    is_stream,
     layers_option,
+    new_run,
     opened,
+    resumed_run,
 )
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
@@ -28,14 +29,13 @@ from normlens.errors import InputError
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
     from normlens.alignment.links import Annotation, Links
-    from normlens.alignment.parallel_files import UnfinishedRun
 
 
 def align(
-    model: Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")],
+    model: line_output.ModelOption,
     source: Annotated[Path, typer.Option(help="Source sentences, one per line.")],
     target: Annotated[Path, typer.Option(help="Their translations, one per line.")],
-    reverse_model: Annotated[str | None, typer.Option(help="Model that translates target to source.")] = None,
+    reverse_model: line_output.ReverseModelOption = None,
     reverse_links: Annotated[
         Path | None, typer.Option(help="Links of the other direction from elsewhere, to symmetrize with.")
     ] = None,
@@ -49,7 +49,7 @@ def align(
     measure: Annotated[
         str, typer.Option(help="attn_n, attn_w, attnres_n, attnresln_n; with --head: af_norm, alpha.")
     ] = ("attn_n"),
-    layer: Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")] = "auto",
+    layer: line_output.LayerOption = "auto",
     layers_from: Annotated[Path | None, typer.Option(help="Take the layers that --save-choice wrote here.")] = None,
     save_choice: Annotated[
         Path | None, typer.Option(help="Write the layers and what they were chosen on here.")
@@ -74,14 +74,14 @@ def align(
     raw: Annotated[
         bool, typer.Option("--raw", help="Words are the tokenizer's, not what stands between spaces.")
     ] = False,
-    source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = "",
-    reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
-    source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
-    target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
+    source_prefix: line_output.SourcePrefixOption = "",
+    reverse_source_prefix: line_output.SameForReverseOption = "",
+    source_language: line_output.LanguageOption = None,
+    target_language: line_output.LanguageOption = None,
     prompt: Annotated[
         str, typer.Option(help="Decoder-only models: what they read, as 'English:\\n{source}\\nFrench:\\n{target}'.")
     ] = "",
-    reverse_prompt: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
+    reverse_prompt: line_output.SameForReverseOption = "",
     one_based: Annotated[bool, typer.Option("--one-based", help="Count words from 1.")] = False,
     talp: Annotated[
         bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")
@@ -95,13 +95,13 @@ def align(
     ] = False,
     page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one pair here, too.")] = None,
     page_line: Annotated[int, typer.Option(min=1, help="Which pair the page shows, from 1.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    out: line_output.OutOption = None,
+    resume: line_output.ResumeOption = False,
     gold: Annotated[Path | None, typer.Option(help="For --page: reference links, framed and scored there.")] = None,
     gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="That file counts words from 1.")] = False,
     overwrite: OverwriteOption = False,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    batch_tokens: line_output.BatchTokensOption = 4096,
+    device: line_output.DeviceOption = None,
 ) -> None:
     """Align the words of sentence pairs: one line of links per pair, `source-target`, counted from 0.
 
@@ -125,7 +125,7 @@ def align(
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.formats import read_alignments
-    from normlens.alignment.parallel_files import UnfinishedRun, files_of_run, read_parallel
+    from normlens.alignment.parallel_files import read_parallel
 
     first_pairs = _first_pairs(source, target)  # what is wrong with the text is said before a model is loaded
 
@@ -156,26 +156,18 @@ def align(
         others = [line.possible for line in read.lines]
 
     style = {"one_based": one_based, "talp": talp, "scores": scores, "confidence": confidence, "json": as_json}
-    inputs = {"source": source, "target": target, "reverse_links": reverse_links}
-    about = {
-        "format": style,
-        "inputs": {name: input_record(path) for name, path in inputs.items() if path is not None},
-        "window": line_output.WINDOW,
-    }
-    run: UnfinishedRun | None = None
-    if resume and out is not None and any(path.exists() for path in files_of_run(out)):
-        run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
-        aligner.layers = dict(run.record["layers"])
-        if run.is_whole():
-            say(f"normlens: {out} is whole already")
-            _write_page(aligner, page, shown, reference)
-            return
-    else:
+    inputs = {"source": source, "target": target} | ({} if reverse_links is None else {"reverse_links": reverse_links})
+    about = about_run(style, inputs)
+    run = resumed_run(aligner, out, about) if resume else None
+    if run is None:
         if first_pairs and not aligner.layers:
             aligner.choose_layers(first_pairs)
-        if out is not None and not is_stream(out):
-            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
-            run = UnfinishedRun(out, {**aligner.record(), **about})
+        check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
+        run = new_run(aligner, out, about)
+    elif run.is_whole():
+        say(f"normlens: {out} is whole already")
+        _write_page(aligner, page, shown, reference)
+        return
     if save_choice is not None:
         aligner.choice().write(save_choice)
     for name, agreement in aligner.agreements.items():

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli import options
+from normlens.cli.options import check_saved, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.files.writing import check_outputs, is_there, refuse_input, whole_files, write_table
+from normlens.files.writing import check_outputs, refuse_input, whole_files, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,10 +29,10 @@ _ROWS = 60
 
 def analyze(
     text: Annotated[str, typer.Argument(help="The text to analyse.")],
-    pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None,
-    model: ModelOption = None,
-    gguf_file: GgufOption = None,
+    pair: options.PairOption = None,
+    target: options.TargetOption = None,
+    model: options.ModelOption = None,
+    gguf_file: options.GgufOption = None,
     measure: Annotated[
         list[str] | None,
         typer.Option("--measure", help="A measure to compute (repeat); the nine standard ones by default."),
@@ -40,11 +41,11 @@ def analyze(
         list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
     ] = None,
     words: Annotated[str | None, typer.Option(help="Merge subwords to words: `norms` or `vectors`.")] = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
+    generate: options.GenerateOption = False,
+    truncate: options.TruncateOption = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the pictures, the table and the result.")] = None,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    overwrite: options.OverwriteOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show what each token of TEXT really draws on."""
     if out is not None:
@@ -89,11 +90,9 @@ def _announce(lens: Lens, measures: list[str], text: str, pair: str | None) -> N
 
 def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     """Refuse, before any work is done, a place where the results must not go."""
-    result, inputs = folder / _RESULT, [Path(model)] if model else []
+    inputs = [Path(model)] if model else []
     refuse_input(folder, inputs)
-    saved = is_there(result / "zarr.json")
-    remedy = "pass --overwrite to replace a saved analysis"
-    check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[result])
+    check_saved(folder / _RESULT, inputs, "a saved analysis", overwrite)
     check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
 
 

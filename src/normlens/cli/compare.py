@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import JsonOption, OverwriteOption, model_files, open_lens
+from normlens.cli import options
+from normlens.cli.options import model_files, open_lens
 from normlens.cli.reproduce import pass_bars, print_table, report_folder
 from normlens.cli.terminal import console, print_json
 from normlens.errors import InputError
@@ -20,22 +21,17 @@ def compare(
     models: Annotated[
         list[str], typer.Argument(help="Hub names or folders, at least two; `default`: the embedded one.")
     ],
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."
-        ),
-    ] = None,
+    data: options.DataOption = None,
     out: Annotated[Path, typer.Option(help="The folder for the report.")] = Path("compare"),
     definition: Annotated[str, typer.Option(help="Expansion rates by the paper or by the authors' code.")] = "code",
     limit: Annotated[int, typer.Option(min=1, help="At most so many sequences.")] = 992,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128,
-    pairs: Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Decides masks and samples.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass; never changes the numbers.")] = 8,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run the passes again, whatever --out holds.")] = False,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    pairs: options.PairsOption = True,
+    seed: options.SeedOption = 0,
+    batch_size: options.BatchSizeOption = 8,
+    fresh: options.FreshOption = False,
+    overwrite: options.OverwriteOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Set mixing ratios, expansion rates and category shares of several encoders side by side."""
     if len(models) < 2:

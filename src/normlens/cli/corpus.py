@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, open_lens
+from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, named_value, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars
-from normlens.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +89,8 @@ def corpus(
     from normlens.corpus.running.run_folder import RunFolder
     from normlens.files.remote import path_of
 
-    rules, folder = _rules(category), path_of(out)
+    rules = dict(named_value(item, "a category is NAME=REGEX") for item in category or ())
+    folder = path_of(out)
     check_sources(source, folder)  # all this before a model is loaded
     read = [*named_paths(source), *model_files(model)]
     read += [] if frequency in (None, "corpus") else [path_of(frequency)]
@@ -111,7 +111,7 @@ def corpus(
             pair_column=pair_column,
             tag_column=tag_column,
             target_column=target_column,
-            categories=rules,
+            categories=rules or None,
             covariates={} if frequency is None else {"frequency_rank": frequency},
             measures=measure or None,
             mixing=mixing or None,
@@ -136,18 +136,6 @@ def corpus(
         print_json({"folder": str(result.folder), **result.manifest})
     else:
         _print(console(), result)
-
-
-def _rules(given: list[str] | None) -> dict[str, str] | None:
-    if not given:
-        return None
-    rules = {}
-    for item in given:
-        name, sign, pattern = item.partition("=")
-        if not sign or not name or not pattern:
-            raise InputError(f"a category is NAME=REGEX: got {item!r}")
-        rules[name] = pattern
-    return rules
 
 
 @contextmanager

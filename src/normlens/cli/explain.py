@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, open_lens
+from normlens.cli import options
+from normlens.cli.options import check_saved, open_lens
 from normlens.cli.terminal import console, print_json, progress_bar, show, visible
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,10 +38,10 @@ def explain(
     position: Annotated[
         int | None, typer.Option(help="Where the output stands, from 0, or negative from the end.")
     ] = None,
-    pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None,
-    model: ModelOption = None,
-    gguf_file: GgufOption = None,
+    pair: options.PairOption = None,
+    target: options.TargetOption = None,
+    model: options.ModelOption = None,
+    gguf_file: options.GgufOption = None,
     attention: Annotated[
         str, typer.Option(help="`carried`: attention weights held fixed; `chosen`: also why they are what they are.")
     ] = "carried",
@@ -53,10 +53,10 @@ def explain(
     ] = None,
     words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False,
     generate: Annotated[bool, typer.Option("--generate", help="Explain each token that the model writes.")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
+    truncate: options.TruncateOption = False,
     out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    overwrite: options.OverwriteOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
     if attention not in ("carried", "chosen"):
@@ -64,7 +64,7 @@ def explain(
     if reference not in ("mean", "zero"):
         raise InputError(f"reference must be one of mean, zero: got {reference!r}")
     if out is not None:
-        _check_place(out, model, overwrite)
+        check_saved(out, [Path(model)] if model else [], "a saved explanation", overwrite)
     lens = open_lens(model, gguf_file)
     with progress_bar("explaining") as progress:
         explanation = lens.explain(
@@ -89,14 +89,6 @@ def explain(
     print_explanation(explanation, words)
     if out is not None:
         show(f"wrote {out}")
-
-
-def _check_place(folder: Path, model: str | None, overwrite: bool) -> None:
-    """Refuse, before any work is done, a place where the result must not go."""
-    saved = is_there(folder / "zarr.json")
-    inputs = [Path(model)] if model else []
-    remedy = "pass --overwrite to replace a saved explanation"
-    check_outputs([], inputs, replace=overwrite and saved, remedy=remedy, folders=[folder])
 
 
 # ---- on the terminal -------------------------------------------------------------------------------------------------

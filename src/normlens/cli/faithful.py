@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
+from normlens.cli.reproduce import is_results
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.files.bounded_reading import read_text
 from normlens.files.writing import check_outputs, is_there, own_folder
 
 if TYPE_CHECKING:
@@ -92,12 +91,12 @@ def faithful(
 def _folder(folder: Path, inputs: list[Path], overwrite: bool) -> Iterator[None]:
     """The folder of a study, for this run alone; a study goes on in its own one, and replaces nothing else's."""
     from normlens.faithfulness.studies import SCORES
-    from normlens.faithfulness.study_report import FILES, RESULTS
+    from normlens.faithfulness.study_report import FILES
 
     check_outputs(
         [folder / name for name in FILES],
         inputs,
-        replace=overwrite or _is_study(folder / RESULTS),
+        replace=overwrite or is_results(folder, "faithful"),
         remedy="pass --overwrite to replace it",
     )
     check_outputs([], inputs, replace=True, remedy="", folders=[folder / SCORES])  # kept from before: that is its use
@@ -112,14 +111,6 @@ def _check_files(paths: list[Path], *, evidence: bool) -> None:
     for path in paths:
         if not is_there(path) or path.is_file():  # a pipe is read once
             _ = read_rows(path) if evidence else read_lines(path)
-
-
-def _is_study(path: Path) -> bool:
-    try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and found.get("experiment") == "faithful"
 
 
 def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: str | None) -> None:
@@ -139,7 +130,6 @@ def _print(study: Study, report: Path) -> None:
     from rich.table import Table
 
     from normlens.faithfulness.published_scores import beside
-    from normlens.faithfulness.study_report import cell
     from normlens.faithfulness.verdicts import verdict
 
     screen = console()
@@ -151,7 +141,7 @@ def _print(study: Study, report: Path) -> None:
     for row in study.methods:
         cells = []
         for column in study.columns:
-            found = cell(study, row.name, column.name)
+            found = study.cell(row.name, column.name)
             text = "" if found is None else f"{found.mean:.3f}\n{found.low:.2f} to {found.high:.2f}"
             cells.append("\n".join([text, *(f"published {known}" for known in beside(study, row.name, column.name))]))
         cost = study.costs.get(row.name)

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from normlens.errors import InputError
 from normlens.files.writing import check_outputs, growing_file, is_there, real
 
 if TYPE_CHECKING:
+    from normlens.alignment.aligner import Aligner
     from normlens.alignment.parallel_files import UnfinishedRun
+
+ModelOption = Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")]
+ReverseModelOption = Annotated[str | None, typer.Option(help="Model that translates target to source.")]
+LayerOption = Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")]
+SourcePrefixOption = Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")]
+SameForReverseOption = Annotated[str, typer.Option(help="The same for the reverse model.")]
+LanguageOption = Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")]
+OutOption = Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
+BatchTokensOption = Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, ...")]
 
 #: Pairs that are aligned together, and seconds after which finished ones are made durable. Windows begin at the same
 #: lines whether a run was interrupted or not, so that the answer is the same.
@@ -53,7 +67,31 @@ def is_stream(path: Path) -> bool:
     return is_there(path) and not path.is_file() and not path.is_dir()
 
 
-def input_record(path: Path) -> dict[str, str | None]:
+def about_run(form: Mapping[str, Any], inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """What tells a run from others, beside the aligner's own record: the form of its lines, and what it reads."""
+    read = {name: _input_record(path) for name, path in inputs.items()}
+    return {"format": dict(form), "inputs": read, "window": WINDOW}
+
+
+def resumed_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> UnfinishedRun | None:
+    """The run that was interrupted, with the layers that it chose; None where there is none."""
+    from normlens.alignment.parallel_files import UnfinishedRun, files_of_run
+
+    if out is None or not any(path.exists() for path in files_of_run(out)):
+        return None
+    run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
+    aligner.layers = dict(run.record["layers"])
+    return run
+
+
+def new_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> UnfinishedRun | None:
+    """A run that can be resumed; None where the lines go to standard output or a stream."""
+    from normlens.alignment.parallel_files import UnfinishedRun
+
+    return None if out is None or is_stream(out) else UnfinishedRun(out, {**aligner.record(), **about})
+
+
+def _input_record(path: Path) -> dict[str, str | None]:
     """What tells one input from another: its content, where it can be read twice."""
     from normlens.files.seals import file_digest
 

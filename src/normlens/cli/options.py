@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.errors import InputError
+from normlens.files.remote import first_line
+from normlens.files.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -26,6 +28,36 @@ GgufOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is already at the output's place.")]
+
+# One text, as `analyze`, `explain` and `view` take it.
+PairOption = Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")]
+TargetOption = Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")]
+GenerateOption = Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")]
+TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")]
+
+# An experiment's passes over a corpus.
+DataOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."),
+]
+PairsOption = Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Decides masks and samples.")]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Sequences per forward pass; never changes the numbers.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Run the passes again, whatever --out holds.")]
+
+
+def named_value(text: str, rule: str) -> tuple[str, str]:
+    """Both sides of NAME=VALUE; `rule` says what they are."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise InputError(f"{rule}: got {text!r}")
+    return name, value
+
+
+def check_saved(folder: Path, inputs: list[Path], what: str, overwrite: bool) -> None:
+    """Refuse, before any work is done, a folder that holds something else than a saved result that may be replaced."""
+    replace = overwrite and is_there(folder / "zarr.json")
+    check_outputs([], inputs, replace=replace, remedy=f"pass --overwrite to replace {what}", folders=[folder])
 
 
 def model_files(*models: str | None) -> list[Path]:
@@ -56,9 +88,8 @@ def open_lens(model: str | None, gguf_file: str | None = None, device: str | Non
         try:
             lens.model.to(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such device, or no room on it
-            reason = str(error).splitlines()[0][:200]
             raise InputError(
-                f"a device is one that PyTorch finds here: {device!r} cannot be used ({reason})"
+                f"a device is one that PyTorch finds here: {device!r} cannot be used ({first_line(error)})"
             ) from error
     return lens
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.cli import line_output
-from normlens.cli.line_output import check_output, check_sentences, input_record, is_stream, layers_option, opened
+from normlens.cli.line_output import (
+    about_run,
+    check_output,
+    check_sentences,
+    layers_option,
+    new_run,
+    opened,
+    resumed_run,
+)
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
@@ -26,34 +34,34 @@ FORMATS = ("html", "xml", "markdown", "json", "conll")
 
 
 def project(
-    model: Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")],
+    model: line_output.ModelOption,
     source: Annotated[Path, typer.Option(help="Marked-up or labelled source sentences.")],
     form: Annotated[str, typer.Option("--format", help="html, xml (XLIFF), markdown, json, conll.")],
     target: Annotated[
         Path | None, typer.Option(help="Their translations as plain text, one per line (json may hold its own).")
     ] = None,
     translate: Annotated[bool, typer.Option("--translate", help="Let the model translate.")] = False,
-    reverse_model: Annotated[str | None, typer.Option(help="Model that translates target to source.")] = None,
+    reverse_model: line_output.ReverseModelOption = None,
     pieces: Annotated[
         str, typer.Option(help="one: an element stays in one piece; many: it is repeated where its words part.")
     ] = "one",
     words: Annotated[str, typer.Option(help="text: words of running text; spaces: words stand between spaces.")] = "",
-    layer: Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")] = "auto",
+    layer: line_output.LayerOption = "auto",
     layers_from: Annotated[Path | None, typer.Option(help="Take the layers that `align --save-choice` wrote.")] = None,
-    source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = "",
-    reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = "",
-    source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
-    target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None,
+    source_prefix: line_output.SourcePrefixOption = "",
+    reverse_source_prefix: line_output.SameForReverseOption = "",
+    source_language: line_output.LanguageOption = None,
+    target_language: line_output.LanguageOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per sentence: text, spans with scores, what had no place.")
     ] = False,
     page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one sentence here, too.")] = None,
     page_line: Annotated[int, typer.Option(min=1, help="Which sentence the page shows, from 1.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    out: line_output.OutOption = None,
+    resume: line_output.ResumeOption = False,
     overwrite: OverwriteOption = False,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
+    batch_tokens: line_output.BatchTokensOption = 4096,
+    device: line_output.DeviceOption = None,
 ) -> None:
     """Carry inline markup, labels and markers from sentences into their translations, in the format they came in.
 
@@ -79,7 +87,6 @@ def project(
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
-    from normlens.alignment.parallel_files import UnfinishedRun, files_of_run
     from normlens.alignment.translating import Translator
     from normlens.alignment.word_maps import PAIRS_TO_CHOOSE_ON
 
@@ -105,26 +112,18 @@ def project(
         translator = Translator(lens, PairFormat(False, source_prefix, source_language, target_language))
     rule = words or ("spaces" if form == "conll" else "text")
     settings = {"format": form, "pieces": pieces, "words": rule, "json": as_json, "translate": translate}
-    about = {
-        "format": settings,
-        "inputs": {path.name: input_record(path) for path in given},
-        "window": line_output.WINDOW,
-    }
-    run: UnfinishedRun | None = None
-    if resume and out is not None and any(path.exists() for path in files_of_run(out)):
-        run = UnfinishedRun.resumed(out, {**aligner.record(), **about})
-        aligner.layers = dict(run.record["layers"])
-        if run.is_whole():
-            say(f"normlens: {out} is whole already")
-            _write_page(aligner, page, shown, translator, rule, pieces)
-            return
-    else:
+    about = about_run(settings, {path.name: path for path in given})
+    run = resumed_run(aligner, out, about) if resume else None
+    if run is None:
         # A model's own translations are made window by window, so only the first window's can be chosen on.
         if not aligner.layers:
             _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
-        if out is not None and not is_stream(out):
-            check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
-            run = UnfinishedRun(out, {**aligner.record(), **about})
+        check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
+        run = new_run(aligner, out, about)
+    elif run.is_whole():
+        say(f"normlens: {out} is whole already")
+        _write_page(aligner, page, shown, translator, rule, pieces)
+        return
 
     skip = run.lines if run is not None else 0
     lost = marks = 0

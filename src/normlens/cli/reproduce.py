@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import JsonOption, ModelOption, OverwriteOption, model_files, open_lens
+from normlens.cli import options
+from normlens.cli.options import model_files, named_value, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
 from normlens.files.bounded_reading import read_text
@@ -28,13 +29,8 @@ _MOST_CELLS = 40
 
 def reproduce(
     name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021, kobayashi2024 or kobayashi2020-nmt.")],
-    model: ModelOption = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."
-        ),
-    ] = None,
+    model: options.ModelOption = None,
+    data: options.DataOption = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the report; default: reproduce/NAME.")] = None,
     frequency: Annotated[
         Path | None, typer.Option(help="A `rank count token_id` file; without it, ranks are counted from the data.")
@@ -51,11 +47,11 @@ def reproduce(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens per sequence at most, 128 by default (2024: 64).")
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Decides masks and samples.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass; never changes the numbers.")] = 8,
+    pairs: options.PairsOption = True,
+    seed: options.SeedOption = 0,
+    batch_size: options.BatchSizeOption = 8,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, this one.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run the passes again, whatever --out holds.")] = False,
+    fresh: options.FreshOption = False,
     source: Annotated[Path | None, typer.Option(help="Translation: source sentences, a line each.")] = None,
     target: Annotated[Path | None, typer.Option(help="Translation: target sentences.")] = None,
     gold: Annotated[Path | None, typer.Option(help="Translation: gold alignments.")] = None,
@@ -74,15 +70,19 @@ def reproduce(
     gradient_pairs: Annotated[
         int | None, typer.Option(min=1, help="Gradients on so many pairs only; they are slow.")
     ] = None,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    overwrite: options.OverwriteOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Run a paper's experiment and write a report: which findings hold, every table, every figure."""
     from normlens.experiments import find_experiment
 
     chosen = find_experiment(name)
     folder = out if out is not None else Path("reproduce") / name
-    others = _others(other or [], swapped=False) | _others(other_swapped or [], swapped=True)
+    others = {
+        name: (Path(path), swapped)
+        for texts, swapped in ((other or (), False), (other_swapped or (), True))
+        for name, path in (named_value(text, "another aligner's output is given as NAME=FILE") for text in texts)
+    }
     given = (*(data or ()), frequency, source, target, gold, *(path for path, _ in others.values()))
     read = [path for path in given if path is not None]
     if chosen.kind == "translation":
@@ -124,18 +124,17 @@ def reproduce(
                 with progress_bar("sequences") as progress:
                     outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
             else:
-                from normlens.experiments.encoder_study import LENGTH as PAPERS_LENGTH
-                from normlens.experiments.encoder_study import EncoderStudy
+                from normlens.experiments import encoder_study
 
                 with pass_bars() as move:
-                    study = EncoderStudy(
+                    study = encoder_study.EncoderStudy(
                         open_lens(model),
                         folder,
                         tuple(data or ()),
                         frequency,
                         definition,  # type: ignore[arg-type]
-                        992 if limit is None else limit,
-                        PAPERS_LENGTH if max_length is None else max_length,
+                        limit or encoder_study.LIMIT,
+                        max_length or encoder_study.LENGTH,
                         pairs,
                         seed=seed,
                         batch_size=batch_size,
@@ -159,7 +158,7 @@ def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwri
     check_outputs(
         [folder / REPORT, folder / RESULTS],
         inputs,
-        replace=overwrite or _is_results(folder / RESULTS, experiment),
+        replace=overwrite or is_results(folder, experiment),
         remedy="pass --overwrite to replace it",
         folders=[folder / FIGURES, folder / TABLES],
     )
@@ -167,23 +166,15 @@ def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwri
         yield
 
 
-def _is_results(path: Path, experiment: str) -> bool:
+def is_results(folder: Path, experiment: str) -> bool:
+    """Whether a folder holds the results of this experiment."""
+    from normlens.experiments.outcome import RESULTS
+
     try:
-        found = json.loads(read_text(path))
+        found = json.loads(read_text(folder / RESULTS))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("experiment") == experiment
-
-
-def _others(given: list[str], *, swapped: bool) -> dict[str, tuple[Path, bool]]:
-    """Rows for other aligners: name to file and orientation."""
-    found = {}
-    for text in given:
-        name, sign, path = text.partition("=")
-        if not (name and sign and path):
-            raise InputError(f"another aligner's output is given as NAME=FILE: got {text!r}")
-        found[name] = Path(path), swapped
-    return found
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
+from normlens.cli import options
+from normlens.cli.options import model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
 from normlens.files.writing import check_outputs, is_there
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from normlens.explanation import Explanation
 
 DEFAULT_FILE = Path("normlens-view.html")
-_GENERATOR = '<meta name="generator" content="normlens">'
 
 
 def view(
@@ -29,25 +29,25 @@ def view(
             metavar="TEXT|RUN", help="The text to analyse, or the folder of a saved run: an analysis or an explanation."
         ),
     ],
-    pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None,
-    model: ModelOption = None,
-    gguf_file: GgufOption = None,
-    generate: Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")] = False,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False,
+    pair: options.PairOption = None,
+    target: options.TargetOption = None,
+    model: options.ModelOption = None,
+    gguf_file: options.GgufOption = None,
+    generate: options.GenerateOption = False,
+    truncate: options.TruncateOption = False,
     span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None,
     heads: Annotated[
         bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = DEFAULT_FILE,
-    overwrite: OverwriteOption = False,
+    overwrite: options.OverwriteOption = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
     chosen = _span(span)
     run = Path(text)
-    is_run = _is_run(run)
+    is_run = is_there(run / "zarr.json")
     _check_file(out, [run] if is_run else model_files(model), overwrite)
     if is_run:
         if model or pair or target or generate or gguf_file:
@@ -57,7 +57,9 @@ def view(
         result = _opened(run)
     else:
         _check_text(text)
-        result = _analyzed(text, pair, target, model, gguf_file, generate, truncate)
+        lens = open_lens(model, gguf_file)
+        with progress_bar("analysing") as progress:
+            result = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
     path = _saved(result, out, chosen, heads)
     if as_json:
         print_json({"file": str(path), "bytes": path.stat().st_size, "sites": _sizes(result)})
@@ -65,21 +67,6 @@ def view(
         show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_:
         webbrowser.open(path.resolve().as_uri())
-
-
-def _analyzed(
-    text: str,
-    pair: str | None,
-    target: str | None,
-    model: str | None,
-    gguf_file: str | None,
-    generate: bool,
-    truncate: bool,
-) -> Analysis:
-    lens = open_lens(model, gguf_file)
-    with progress_bar("analysing") as progress:
-        analysis: Analysis = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
-    return analysis
 
 
 def _opened(run: Path) -> Analysis | Explanation:
@@ -109,13 +96,6 @@ def _sizes(result: Analysis | Explanation) -> dict[str, dict[str, int]]:
     return found
 
 
-def _is_run(path: Path) -> bool:
-    try:
-        return (path / "zarr.json").exists()
-    except OSError:  # a text can be longer than any path
-        return False
-
-
 def _check_text(text: str) -> None:
     """A text may be anything, but one that looks like a folder is a run that is not there."""
     if re.fullmatch(r"\S+\.zarr/?|(~|\.{0,2})/\S+", text):
@@ -143,8 +123,10 @@ def _check_file(path: Path, inputs: list[Path], overwrite: bool) -> None:
 
 def _is_page(path: Path) -> bool:
     """A page that an earlier call without --out left here is nobody's loss."""
+    from normlens.viewer.page import GENERATOR
+
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return _GENERATOR in file.read(4096)
+            return GENERATOR in file.read(4096)
     except OSError:
         return False

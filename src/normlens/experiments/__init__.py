@@ -20,7 +20,6 @@ class Experiment:
 
     module: str
     kind: Literal["encoder", "layers", "translation"]
-    title: str
 
     def load(self) -> ModuleType:
         """The experiment's module, imported when it is asked for; its `run` takes the study."""
@@ -29,10 +28,10 @@ class Experiment:
 
 #: The only place that lists them.
 EXPERIMENTS = {
-    "kobayashi2020-bert": Experiment("kobayashi2020_bert", "encoder", "weights against norms in an encoder"),
-    "kobayashi2020-nmt": Experiment("kobayashi2020_nmt", "translation", "word alignments from a translation model"),
-    "kobayashi2021": Experiment("kobayashi2021", "encoder", "mixing ratios with residual and normalization"),
-    "kobayashi2024": Experiment("kobayashi2024", "layers", "what the feed-forward block does to the map of a layer"),
+    "kobayashi2020-bert": Experiment("kobayashi2020_bert", "encoder"),
+    "kobayashi2020-nmt": Experiment("kobayashi2020_nmt", "translation"),
+    "kobayashi2021": Experiment("kobayashi2021", "encoder"),
+    "kobayashi2024": Experiment("kobayashi2024", "layers"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
 
 NAME = "kobayashi2020-bert"
+_paper = partial(published_text, NAME)  # by table, row and column
 
+_EXTREMES = {"largest_cv": "largest CV", "smallest_cv": "smallest CV"}
 _STATISTICS = {"mean": "mean", "sd": "SD", "cv": "CV", "max": "max", "min": "min"}
 _HEAT_MAPS = {"sep": 4, "cls": 10, "comma_period": 11, "other": 12}  # category -> figure of the paper
 
@@ -81,26 +84,12 @@ def run(study: EncoderStudy) -> Outcome:
 
 def dispersion_f(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 1: the head whose `‖f(x)‖` varies most, the one where it varies least, and the average of all heads."""
-    found = {name: by_head(done, "f_norm", "all", name) for name in _STATISTICS}
-    layers = layers_of(done)
-    numbers, rows = [], {}
-    for row, place in (("largest_cv", found["cv"].argmax()), ("smallest_cv", found["cv"].argmin())):
-        layer, head = np.unravel_index(int(place), found["cv"].shape)
-        numbers += [
-            Number(row, name, float(grid[layer, head]), 2, published("dispersion_f", row, name))
-            for name, grid in found.items()
-        ]
-        numbers.append(Number(row, "layer", layers[int(layer)], 0, published("dispersion_f", row, "layer")))
-        numbers.append(Number(row, "head", int(head) + 1, 0, published("dispersion_f", row, "head")))
-        rows[row] = "largest CV" if row == "largest_cv" else "smallest CV"
-    rows["average"] = "average of all heads"
-    numbers += _average(found, "dispersion_f", published)
     return Table(
         "table-1",
         "How much ‖f(x)‖ varies within a head",
         "Table 1",
-        tuple(numbers),
-        rows,
+        _dispersion_numbers(done, "f_norm", "dispersion_f", published, heads=True),
+        {**_EXTREMES, "average": "average of all heads"},
         {"layer": "layer", "head": "head", **_STATISTICS},
         "CV is the standard deviation divided by the mean; the average is over heads.",
     )
@@ -108,28 +97,35 @@ def dispersion_f(done: CorpusResult, published: PublishedNumbers) -> Table:
 
 def dispersion_x(done: CorpusResult, published: PublishedNumbers) -> Table:
     """Table 4: the same for the vectors `x` that `f` acts on, by layer."""
-    found = {name: by_head(done, "x_norm", "all", name) for name in _STATISTICS}
-    layers = layers_of(done)
-    numbers = []
-    for row, place in (("largest_cv", found["cv"].argmax()), ("smallest_cv", found["cv"].argmin())):
-        numbers += [
-            Number(row, name, float(grid[int(place), 0]), 2, published("dispersion_x", row, name))
-            for name, grid in found.items()
-        ]
-        numbers.append(Number(row, "layer", layers[int(place)], 0, published("dispersion_x", row, "layer")))
-    numbers += _average(found, "dispersion_x", published)
-    rows = {"largest_cv": "largest CV", "smallest_cv": "smallest CV", "average": "average of all layers"}
     return Table(
-        "table-4", "How much ‖x‖ varies within a layer", "Table 4", tuple(numbers), rows,
+        "table-4",
+        "How much ‖x‖ varies within a layer",
+        "Table 4",
+        _dispersion_numbers(done, "x_norm", "dispersion_x", published, heads=False),
+        {**_EXTREMES, "average": "average of all layers"},
         {"layer": "layer", **_STATISTICS},
-    )  # fmt: skip
+    )
 
 
-def _average(found: dict[str, np.ndarray], table: str, published: PublishedNumbers) -> list[Number]:
-    return [
-        Number("average", name, float(found[name].mean()), 2, published(table, "average", name))
-        for name in ("mean", "sd", "cv")
-    ]
+def _dispersion_numbers(
+    done: CorpusResult, quantity: str, table: str, published: PublishedNumbers, *, heads: bool
+) -> tuple[Number, ...]:
+    found = {name: by_head(done, quantity, "all", name) for name in _STATISTICS}
+    layers, numbers = layers_of(done), list[Number]()
+
+    def add(row: str, column: str, value: float, decimals: int) -> None:
+        numbers.append(Number(row, column, value, decimals, published(table, row, column)))
+
+    for row, place in zip(_EXTREMES, (found["cv"].argmax(), found["cv"].argmin()), strict=True):
+        layer, head = np.unravel_index(int(place), found["cv"].shape)
+        for name, grid in found.items():
+            add(row, name, float(grid[layer, head]), 2)
+        add(row, "layer", layers[int(layer)], 0)
+        if heads:
+            add(row, "head", int(head) + 1, 0)
+    for name in ("mean", "sd", "cv"):
+        add("average", name, float(found[name].mean()), 2)
+    return tuple(numbers)
 
 
 def rho_alpha_f(done: CorpusResult, published: PublishedNumbers) -> Table:
@@ -369,10 +365,6 @@ def findings_of(study: EncoderStudy, tables: Mapping[str, Table]) -> tuple[Findi
               if name in tables["table-2"].rows]  # fmt: skip
     found += [_rank_norm(tables["section-4-3"], study), _rank_weight(tables["section-4-3"], study)]
     return tuple(found)
-
-
-def _paper(table: str, row: str, column: str) -> str:
-    return published_text(NAME, table, row, column)
 
 
 def _dispersion(f: Table, x: Table) -> Finding:

@@ -8,6 +8,7 @@ baselines on the same model; other aligners from their output files.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from normlens.experiments.translation_study import AlignmentErrors, Quantity, Tr
 from normlens.plots import alignment_figures as plots
 
 NAME = "kobayashi2020-nmt"
+_paper = partial(published_text, NAME)  # by table, row and column
 
 #: What the words of the claims are taken to mean: a rank correlation at least this far from 0.
 CLEAR = 0.3
@@ -276,10 +278,6 @@ def findings_of(errors: AlignmentErrors) -> tuple[Finding, ...]:
     """Every claim, in the order of the paper."""
     found = [_better(errors, setting, column) for setting in SETTINGS for column in ("best", "mean")]
     return (*found, _early_and_late(errors), *(_norm_tells(errors, s) for s in SETTINGS), _largest_norm(errors))
-
-
-def _paper(table: str, row: str, column: str) -> str:
-    return published_text(NAME, table, row, column)
 
 
 def _better(errors: AlignmentErrors, setting: Setting, column: str) -> Finding:

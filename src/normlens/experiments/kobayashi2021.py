@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
 
 NAME = "kobayashi2021"
+_paper = partial(published_text, NAME)  # by table, row and column
 
 #: Figure 3's kinds of tokens: all of them, the masked ones, the two special ones, and the rest.
 KINDS = ("all", "mask", "cls", "sep", "normal")
@@ -261,10 +263,6 @@ def findings_of(study: EncoderStudy, tables: Mapping[str, Table], layers: Sequen
     return tuple(found)
 
 
-def _paper(table: str, row: str, column: str) -> str:
-    return published_text(NAME, table, row, column)
-
-
 def _mean(table: Table, name: str) -> float:
     """A method's mean ratio as it is printed: the claims are decided by it."""
     return printed(table.value(name, "mean"), 1)
@@ -344,38 +342,44 @@ def _paper_level(kind: str, layers: Sequence[int]) -> str:
     return f"{np.mean(values):.0f} %"
 
 
+def _in_the_middle(curves: Table, kind: str, layers: Sequence[int]) -> tuple[dict[str, float], str, str]:
+    """The level of a kind of token and of ordinary ones in the middle layers; as a sentence; and what the paper has."""
+    chosen, twelve = middle(layers), middle(range(1, 13))
+    levels = {name: _level(curves, name, chosen) for name in (kind, "normal")}
+    return (
+        levels,
+        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {levels[kind]:.1f} % for {curves.rows[kind]} and "
+        f"{levels['normal']:.1f} % for ordinary tokens.",
+        f"{_paper_level(kind, twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
+    )
+
+
 def _mask(curves: Table, layers: Sequence[int]) -> Finding:
-    chosen = middle(layers)
-    mask, normal = _level(curves, "mask", chosen), _level(curves, "normal", chosen)
-    twelve = middle(range(1, 13))
+    levels, measured, paper = _in_the_middle(curves, "mask", layers)
     return Finding(
         "mask",
         "In the middle layers [MASK] draws more from other tokens than ordinary tokens do.",
         "Section 4.2, Figure 3",
-        mask > normal,
-        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {mask:.1f} % for [MASK] and {normal:.1f} % for ordinary "
-        "tokens.",
+        levels["mask"] > levels["normal"],
+        measured,
         "holds if the mean over the middle half of the layers is higher for [MASK]",
-        f"{_paper_level('mask', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
-        {"mask": mask, "normal": normal},
+        paper,
+        levels,
     )
 
 
 def _sep(curves: Table, layers: Sequence[int]) -> Finding:
-    chosen = middle(layers)
-    sep, normal = _level(curves, "sep", chosen), _level(curves, "normal", chosen)
-    twelve = middle(range(1, 13))
+    levels, measured, paper = _in_the_middle(curves, "sep", layers)
     return Finding(
         "sep",
         "In the middle layers [SEP] mostly keeps itself.",
         "Section 4.2, Figure 3",
-        sep < HALF * normal,
-        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {sep:.1f} % for [SEP] and {normal:.1f} % for ordinary "
-        "tokens.",
+        levels["sep"] < HALF * levels["normal"],
+        measured,
         "holds if the mean over the middle half of the layers is less than half that of ordinary tokens",
-        f"{_paper_level('sep', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
-        {"sep": sep, "normal": normal},
-        tends=sep < normal,
+        paper,
+        levels,
+        tends=levels["sep"] < levels["normal"],
     )
 
 

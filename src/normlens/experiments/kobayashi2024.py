@@ -114,10 +114,9 @@ def run(study: LayerStudy) -> Outcome:
     """One pass over the texts, sequence by sequence."""
     texts = study.texts()
     found = measured(study, texts)
-    data = study.data or ("sample corpus of normlens",)
     record: dict[str, Any] = {
         "model": study.lens.identity,
-        "data": ", ".join(Path(path).name if study.data else str(path) for path in data),
+        "data": ", ".join(path.name for path in study.data) or "sample corpus of normlens",
         "inputs": [{"path": str(path), "sha256": content_digest(path)} for path in study.sources],
         "sequences": len(texts),
         "tokens": found.tokens,

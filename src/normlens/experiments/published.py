@@ -68,9 +68,6 @@ class PublishedNumbers:
         """Every published value of a number; the paper and the authors' run may give different ones."""
         return tuple(self._found.get((table, row, column), ()))
 
-    def __len__(self) -> int:
-        return len(self._found)
-
     @classmethod
     def matching(cls, experiment: str, study: EncoderStudy, record: Mapping[str, Any]) -> PublishedNumbers:
         """The numbers that belong to what was run."""

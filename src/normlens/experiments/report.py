@@ -6,7 +6,7 @@ import base64
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from normlens.experiments.outcome import Outcome, Picture, formatted
 from normlens.experiments.published import document, papers_model
@@ -20,7 +20,7 @@ def page(outcome: Outcome, figures: Path) -> str:
     def image(picture: Picture) -> str:
         return base64.b64encode((figures / f"{picture.name}.png").read_bytes()).decode()
 
-    return _template().render(
+    return template("report.html.jinja").render(
         outcome=outcome,
         command=f"normlens {about['command']}",
         papers_model=papers_model(outcome.experiment),
@@ -31,9 +31,10 @@ def page(outcome: Outcome, figures: Path) -> str:
 
 
 @cache
-def _template() -> Template:
+def template(name: str, package: str = "normlens.experiments") -> Template:
+    """A template of a package's own, which may include those of the experiments, such as their style sheet."""
     environment = Environment(
-        loader=PackageLoader("normlens.experiments", "data"),
+        loader=ChoiceLoader([PackageLoader(package, "data"), PackageLoader("normlens.experiments", "data")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -41,4 +42,4 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters["formatted"] = formatted
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)

@@ -54,6 +54,6 @@ def estimate(groups: Sequence[np.ndarray], *, seed: int = 0, resamples: int = RE
     return Estimate(mean, float(low), float(high), sum(map(len, kept)))
 
 
-def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, seed: int = 0) -> Estimate:
+def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Estimate:
     """The mean of `a - b`, item by item: both methods saw the same items, so what is hard for both cancels."""
-    return estimate([np.asarray(x) - np.asarray(y) for x, y in zip(a, b, strict=True)], seed=seed)
+    return estimate([np.asarray(x) - np.asarray(y) for x, y in zip(a, b, strict=True)])

@@ -60,8 +60,6 @@ class Protocol:
     """One way to ask; `function` takes the numbers of several methods at once, so that what they share is run once."""
 
     name: str
-    title: str
-    says: str
     columns: tuple[Column, ...]
     function: Callable[[Asked, Mapping[str, Scores], Mapping[str, Method]], dict[str, Found]]
 
@@ -205,22 +203,12 @@ PROTOCOLS: dict[str, Protocol] = {
     for protocol in (
         Protocol(
             "evidence",
-            "Known evidence",
-            "the rank of the words that are known to decide between two outputs",
             (Column("evidence", "evidence, MRR", "mean reciprocal rank of the words that decide", "high"),),
             evidence,
         ),
-        Protocol(
-            "deletion",
-            "Deletion and insertion",
-            "what happens to the output when tokens are taken away",
-            _DELETION,
-            deletion,
-        ),
+        Protocol("deletion", _DELETION, deletion),
         Protocol(
             "agreement",
-            "Agreement",
-            "correlation with erasure and gradients; leave-one-out sees no interactions, so it proves nothing",
             (
                 Column("agreement_erasure", "ρ, erasure", "Spearman with erasure", "neither"),
                 Column("agreement_gradient", "ρ, gradient", "Spearman with gradient x input", "neither"),
@@ -229,8 +217,6 @@ PROTOCOLS: dict[str, Protocol] = {
         ),
         Protocol(
             "sanity",
-            "Sanity",
-            "whether the numbers depend on the weights, and on nothing that must not matter",
             (
                 Column(
                     "randomized",

@@ -6,10 +6,10 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PREFIX, GOOD, BAD = "one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad"
 #: A file on subjects and verbs names the subject's noun as `target`, and its whole phrase beside it.
 _NOUN = "subject_verb"
+
+_Row = TypeVar("_Row")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,31 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
             "pass texts instead (--texts)"
         )
     rows = read_rows(Path(path))
-    target = "target"
-    if "target_phrase" in rows[0] and not any(_NOUN in (row.get("UID") or "") for row in rows[:1]):
-        target = "target_phrase"
-    items: list[Item] = []
-    evidence: list[frozenset[int]] = []
+    phrase = "target_phrase" in rows[0] and _NOUN not in (rows[0].get("UID") or "")
+    target = "target_phrase" if phrase else "target"
+    found, refused = _drawn(rows, lambda row: _asked(lens, row, target), limit, skip, seed)
+    if not found:
+        raise InputError(f"an evidence file must hold rows that can be asked: {path} has none after {skip} ({refused})")
+    items, evidence = zip(*found, strict=True)
+    prefers = float((values(lens, items) > 0).double().mean())
+    return Sample(Path(path).stem, items, evidence, refused, prefers)
+
+
+def _drawn(
+    rows: Sequence[_Row], ask: Callable[[_Row], _Found | str], limit: int | None, skip: int, seed: int
+) -> tuple[list[_Found], dict[str, int]]:
+    """What can be asked of the rows, shuffled by the seed; and how many cannot, by reason."""
+    found: list[_Found] = []
     refused: Counter[str] = Counter()
     for i in np.random.default_rng(seed).permutation(len(rows)):
-        if limit is not None and len(items) >= skip + limit:
+        if limit is not None and len(found) >= skip + limit:
             break
-        found = _asked(lens, rows[i], target)
-        if isinstance(found, str):
-            refused[found] += 1
+        one = ask(rows[i])
+        if isinstance(one, str):
+            refused[one] += 1
         else:
-            items.append(found[0])
-            evidence.append(found[1])
-    items, evidence = items[skip:], evidence[skip:]
-    if not items:
-        raise InputError(
-            f"an evidence file must hold rows that can be asked: {path} has none after {skip} ({dict(refused)})"
-        )
-    prefers = float((values(lens, items) > 0).double().mean())
-    return Sample(Path(path).stem, tuple(items), tuple(evidence), dict(refused), prefers)
+            found.append(one)
+    return found[skip:], dict(refused)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -128,22 +134,10 @@ def read_texts(
     """
     check_model(lens)
     texts = read_lines(Path(path))
-    items: list[Item] = []
-    refused: Counter[str] = Counter()
-    for i in np.random.default_rng(seed).permutation(len(texts)):
-        if limit is not None and len(items) >= skip + limit:
-            break
-        found = _read(lens, texts[i], seed, longest)
-        if isinstance(found, str):
-            refused[found] += 1
-        else:
-            items.append(found)
-    items = items[skip:]
+    items, refused = _drawn(texts, lambda text: _read(lens, text, seed, longest), limit, skip, seed)
     if not items:
-        raise InputError(
-            f"a file of texts must hold some that can be asked: {path} has none after {skip} ({dict(refused)})"
-        )
-    return Sample(Path(path).stem, tuple(items), None, dict(refused))
+        raise InputError(f"a file of texts must hold some that can be asked: {path} has none after {skip} ({refused})")
+    return Sample(Path(path).stem, tuple(items), None, refused)
 
 
 def read_lines(path: Path) -> list[str]:

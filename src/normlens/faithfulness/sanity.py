@@ -29,10 +29,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=lambda found: found[0])[1]) if lists else []
 
 
-def shuffled(lens: Lens, stages: int = STAGES, seed: int = 0) -> Callable[[], Iterator[Lens]]:
+def shuffled(lens: Lens) -> Callable[[], Iterator[Lens]]:
     """A cascade that may be walked several times: each stage has more layers shuffled, from the last to the first."""
     count = len(layers_of(lens.model))
-    cuts = sorted({round(count * (stages - stage) / stages) for stage in range(1, stages + 1)}, reverse=True)
+    cuts = sorted({round(count * (STAGES - stage) / STAGES) for stage in range(1, STAGES + 1)}, reverse=True)
     found: list[Lens] = []
 
     def walk() -> Iterator[Lens]:
@@ -40,7 +40,7 @@ def shuffled(lens: Lens, stages: int = STAGES, seed: int = 0) -> Callable[[], It
             if i == len(found):
                 model = copy.deepcopy(found[-1].model if found else lens.model)
                 top = count if i == 0 else cuts[i - 1]
-                shuffle((layer.parameters() for layer in layers_of(model)[cut:top]), seed + i)
+                shuffle((layer.parameters() for layer in layers_of(model)[cut:top]), seed=i)
                 found.append(Lens(model, lens.tokenizer))
             yield found[i]
 

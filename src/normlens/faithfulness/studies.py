@@ -61,6 +61,11 @@ class Study:
         """One cell: the mean over items, averaged over samples, with its interval."""
         return estimate(self.numbers[column][method])
 
+    def cell(self, method: str, column: str) -> Estimate | None:
+        """As `at`, where there is a number."""
+        groups = self.numbers[column].get(method, ())
+        return self.at(method, column) if any(np.isfinite(group).any() for group in groups) else None
+
     def against(self, method: str, other: str, column: str) -> Estimate:
         """How much more a method has than another on the same items."""
         return difference(self.numbers[column][method], self.numbers[column][other])

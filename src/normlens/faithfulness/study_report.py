@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-from functools import cache
 from pathlib import Path
 
-import numpy as np
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
-from normlens.faithfulness.bootstrap import Estimate
-from normlens.faithfulness.protocols import Column
+from normlens.experiments.outcome import REPORT, RESULTS
+from normlens.experiments.report import template
 from normlens.faithfulness.published_scores import beside, recipe
 from normlens.faithfulness.studies import Study
 from normlens.faithfulness.verdicts import OURS, ranking, verdict
@@ -19,7 +16,7 @@ from normlens.files.writing import writable_folder, write_json, write_table, wri
 from normlens.plots import save_figure
 from normlens.plots.estimates import Panel, plot_estimates
 
-RESULTS, REPORT, PICTURE, TABLE = "results.json", "report.html", "methods", "table.csv"
+PICTURE, TABLE = "methods", "table.csv"
 #: Every file of a report.
 FILES = (RESULTS, REPORT, f"{PICTURE}.png", f"{PICTURE}.svg", TABLE)
 
@@ -37,46 +34,21 @@ def picture(study: Study) -> Figure:
     """One picture: every method by every column, with intervals; the dashed line is what chance has."""
     panels = []
     for column in study.columns:
-        cells = {m: study.at(m, column.name) for m in _present(study, column)}
+        cells = {method.name: study.cell(method.name, column.name) for method in study.methods}
         note = {"high": "more is better", "low": "less is better", "neither": ""}[column.better]
-        panels.append(Panel(column.title, note, {m: (c.mean, c.low, c.high) for m, c in cells.items()}))
+        panels.append(Panel(column.title, note, {m: (c.mean, c.low, c.high) for m, c in cells.items() if c}))
     rows = {method.name: method.title for method in study.methods}
     return plot_estimates(panels, rows, marked=[OURS], floor="random", provenance=study.signature.replace("|", " · "))
 
 
 def page(study: Study, image: bytes) -> str:
     """The whole page."""
-    return _template().render(
+    return template("faithful.html.jinja", "normlens.faithfulness").render(
         study=study,
         verdict=verdict(study),
-        cell=lambda method, column: cell(study, method, column),
+        cell=study.cell,
         best=lambda column: ranking(study, column)[:1] if column.better != "neither" else [],
         known=lambda method, column: beside(study, method, column),
         recipe=recipe(),
         image=base64.b64encode(image).decode(),
     )
-
-
-def _present(study: Study, column: Column) -> list[str]:
-    return [method.name for method in study.methods if cell(study, method.name, column.name) is not None]
-
-
-def cell(study: Study, method: str, column: str) -> Estimate | None:
-    """One cell of the table, where there is a number."""
-    groups = study.numbers[column].get(method, ())
-    return study.at(method, column) if any(np.isfinite(group).any() for group in groups) else None
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("normlens.faithfulness", "data"), PackageLoader("normlens.experiments", "data")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("faithful.html.jinja")

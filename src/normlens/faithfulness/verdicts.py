@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from normlens.faithfulness.bootstrap import Estimate
 
 if TYPE_CHECKING:
@@ -21,29 +19,30 @@ def verdict(study: Study) -> list[str]:
     return [*leaders(study), *_comparisons(study)]
 
 
+def _deciding(study: Study) -> list[Column]:
+    """The columns that rank methods: what must change nothing ranks none."""
+    ranks = (column for column in study.columns if column.better != "neither")
+    return [column for column in ranks if column.name not in ("padding", "batch", "double")]
+
+
 def leaders(study: Study) -> list[str]:
     """For each column: the best method, and those that the interval of the difference does not part from it."""
     found = []
-    for column in study.columns:
-        if column.better == "neither" or column.name in ("padding", "batch", "double"):
-            continue
+    for column in _deciding(study):
         ranked = ranking(study, column)
         if len(ranked) < 2:
             continue
         best = ranked[0]
         level = [m for m in ranked[1:] if not study.against(best, m, column.name).excludes_zero]
-        among = f", not to be told from {_listed(level)}" if level else ""
+        among = f", not to be told from {', '.join(level)}" if level else ""
         found.append(f"{column.title}: {best} is best ({study.at(best, column.name)}){among}.")
     return found
 
 
 def ranking(study: Study, column: Column) -> list[str]:
     """The methods, most faithful first by this column."""
-    means = {
-        name: study.at(name, column.name).mean
-        for name, groups in study.numbers[column.name].items()
-        if any(np.isfinite(group).any() for group in groups)
-    }
+    cells = {name: study.cell(name, column.name) for name in study.numbers[column.name]}
+    means = {name: cell.mean for name, cell in cells.items() if cell is not None}
     return sorted(means, key=lambda name: means[name] if column.better == "low" else -means[name])
 
 
@@ -52,9 +51,7 @@ def _comparisons(study: Study) -> list[str]:
     if OURS not in names:
         return []
     found = []
-    for column in study.columns:
-        if column.better == "neither" or column.name in ("padding", "batch", "double"):
-            continue
+    for column in _deciding(study):
         sign = -1 if column.better == "low" else 1
         ahead: list[str] = []
         behind: list[str] = []
@@ -67,7 +64,7 @@ def _comparisons(study: Study) -> list[str]:
                 f"{other} ({signed(gap)})"
             )
         parts = [
-            f"{what} {_listed(which)}"
+            f"{what} {', '.join(which)}"
             for what, which in (("ahead of", ahead), ("behind", behind), ("level with", level))
             if which
         ]
@@ -79,7 +76,3 @@ def _comparisons(study: Study) -> list[str]:
 def signed(gap: Estimate) -> str:
     """A difference with its interval."""
     return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)

@@ -151,6 +151,12 @@ _NAMES: tuple[tuple[int, str], ...] = (
 SIZES: dict[str, int] = {name: size for size, names in _NAMES for name in names.split()}
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+_ZAMBA = {
+    "num_hidden_layers": 4,
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
 _BOTH = ["linear_attention", "full_attention"]
 _WINDOWED = ["sliding_attention", "full_attention"]
 
@@ -160,19 +166,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": {**_MAMBA, "layer_types": _BOTH, "residual_multiplier": 0.7},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64, "attention_out_multiplier": 0.7},
-    "zamba": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-    },
-    "zamba2": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "n_mamba_heads": 8,
-    },
+    "zamba": _ZAMBA,
+    "zamba2": {**_ZAMBA, "n_mamba_heads": 8},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},

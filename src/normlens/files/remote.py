@@ -173,8 +173,12 @@ def _reachable(path: RemotePath) -> Iterator[None]:
     except (OSError, InputError):
         raise
     except Exception as error:  # every library has its own: botocore, huggingface_hub, …
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise OSError(f"{path.url} cannot be reached: {reason}") from error
+        raise OSError(f"{path.url} cannot be reached: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, short enough for a sentence; its name where it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 def arrow(what: str) -> Any:

@@ -16,7 +16,9 @@ from typing import Any
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.files.remote import first_line
 from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
+from normlens.files.writing import refuse_existing
 
 _METADATA = "zarr.json"
 _ORDER = "order"  # the attribute that says in which order a folder's arrays were written
@@ -51,8 +53,9 @@ def read_tree(folder: Path, what: str) -> xr.DataTree:
             with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
                 return _in_order(tree.load())
     except Exception as error:  # what a stranger's file may raise in two libraries is not ours to list
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise InputError(f"{what} must be whole: {folder} cannot be read ({reason}); make it again") from error
+        raise InputError(
+            f"{what} must be whole: {folder} cannot be read ({first_line(error)}); make it again"
+        ) from error
 
 
 def _in_order(tree: xr.DataTree) -> xr.DataTree:
@@ -63,6 +66,14 @@ def _in_order(tree: xr.DataTree) -> xr.DataTree:
         names = sorted(dataset.data_vars, key=lambda name: (first.get(name, len(first)), str(name)))
         node.dataset = xr.Dataset({name: dataset[name].variable for name in names}, dataset.coords, dataset.attrs)
     return tree
+
+
+def check_replaced(folder: Path, what: str, *, overwrite: bool, ours: bool) -> None:
+    """Refuse to replace a result that nobody said to replace, and anything that is none; `what`: `a saved analysis`."""
+    if not overwrite:
+        refuse_existing(folder, "pass overwrite=True to replace it")
+    elif folder.exists() and not ours:
+        raise InputError(f"only {what} is replaced: {folder} is something else; choose another path")
 
 
 def attributes_of(folder: str | Path) -> dict[str, Any]:

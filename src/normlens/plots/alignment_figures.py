@@ -51,13 +51,12 @@ def soft_alignment(
     sure: Links = frozenset(),
     possible: Links = frozenset(),
     scale: Scale | None = None,
-    cell: float = _CELL,
-) -> Axes:
+) -> None:
     """Draw one map: darker is more; a dot is an extracted link, a frame a gold link (dashed: only possible)."""
     scale = scale or Scale(0.0, float(np.nanmax(scores)) or 1.0)
-    draw_cells(axes, scores, scale, cell * max(scores.shape))
-    label_tokens(axes, "x", [*(printable(word, 20) for word in source), _NOTHING], cell, _LABEL)
-    label_tokens(axes, "y", [printable(word, 20) for word in target], cell, _LABEL)
+    draw_cells(axes, scores, scale, _CELL * max(scores.shape))
+    label_tokens(axes, "x", [*(printable(word, 20) for word in source), _NOTHING], _CELL, _LABEL)
+    label_tokens(axes, "y", [printable(word, 20) for word in target], _CELL, _LABEL)
     for s, t in sorted(sure | possible):
         certain = (s, t) in sure
         axes.add_patch(
@@ -74,7 +73,6 @@ def soft_alignment(
     for s, t in sorted(links):
         dark = scores[t, s] > 0.45 * scale.high
         axes.plot(s, t, "o", markersize=3.6, markeredgewidth=0, color="white" if dark else INK)
-    return axes
 
 
 def soft_alignments(

@@ -37,7 +37,7 @@ from normlens.plots.sheet import (
     wrapped,
     write,
 )
-from normlens.viewer.explanation_page import output_names, side_tokens
+from normlens.viewer.explanation_page import SIDES, output_names, side_tokens
 
 if TYPE_CHECKING:  # drawing needs no model library, and importing Explanation would bring one
     from normlens.explanation import Explanation
@@ -51,7 +51,6 @@ MOST_TOKENS = 1500
 #: Beyond so many tokens their columns would be too narrow to be named.
 MOST_COLUMNS = 60
 
-_SIDES = {"encoder": "source", "decoder": "target"}
 _GRIDS = {"encoder": "encoder heads", "decoder": "decoder heads", "cross": "cross-attention heads"}
 _TEXT = 9.0  # points
 _PAD = 0.035  # inches on both sides of a token
@@ -119,7 +118,7 @@ def plot_explanation(
     top = text_top
     for kind, block in blocks.items():
         if label:
-            write(figure, MARGIN, top + 0.02, _SIDES[kind], NOTE, colour=QUIET, va="top")
+            write(figure, MARGIN, top + 0.02, SIDES[kind], NOTE, colour=QUIET, va="top")
             top += label
         _draw_text(figure, block, scale, (MARGIN, top, inner, heights[kind]))
         top += heights[kind]
@@ -221,12 +220,11 @@ class _Panels:
         narrow = min(0.2, free / max(1, heads + tokens))
         wide = min(0.3, (free - narrow * heads) / max(1, tokens))
         self._cells = [narrow if panel.axis else wide for panel in panels]
-        self._below = max((0.36 if panel.axis else 0.1 + self._label(panel) for panel in panels), default=0.0)
+        self._below = max(
+            (0.36 if panel.axis else 0.1 + width_of(panel.columns, NOTE) for panel in panels), default=0.0
+        )
         self.width = sum(self._gap + max(c * len(p.columns), 1.0) for c, p in zip(self._cells, panels, strict=True))
         self.height = (self._row * most + self._below + 0.4) if panels else 0.0
-
-    def _label(self, panel: _Panel) -> float:
-        return width_of(panel.columns, NOTE)
 
     def draw(self, figure: Figure, left: float, top: float) -> None:
         start = left + self._gap

@@ -37,6 +37,7 @@ from normlens.plots.sheet import (
 
 TITLE, BELOW, GAP = 0.24, 0.42, 0.34  # inches: above a panel, below it for ticks and name, between two
 LINE = 0.17  # inches per line of the legend
+ACROSS = 3  # panels in a row
 
 
 @dataclass(frozen=True)
@@ -70,26 +71,24 @@ def plot_series(
     x: str,
     *,
     shared: bool = False,
-    across: int = 3,
     size: tuple[float, float] = (2.5, 1.75),
-    joined: bool = True,
     markers: bool = True,
     steps: bool = False,
     provenance: str | None = None,
 ) -> Figure:
-    """Draw panels of curves over the same places; `shared` gives all panels one y scale.
+    """Draw panels of curves over the same places, three in a row; `shared` gives all panels one y scale.
 
-    `joined=False` draws points alone, `steps=True` a level stretch for each place, as in a histogram.
+    `steps=True` draws a level stretch for each place, as in a histogram.
     """
     if not panels or not all(len(c.values) == len(p.along(places)) for p in panels for c in p.curves):
         raise InputError("each curve needs one value per place on the x axis: some have more or fewer")
     tops = [_top(panel) for panel in panels]
     scales = [Scale(0.0, max(tops) if shared else top) for top in tops]
-    rows = [list(range(start, min(start + across, len(panels)))) for start in range(0, len(panels), across)]
+    rows = [list(range(start, min(start + ACROSS, len(panels)))) for start in range(0, len(panels), ACROSS)]
     words = [short(tick) for scale in scales for tick in scale.ticks(6)]
     left = MARGIN + 0.24 + width_of(words, NOTE)
     gap = left + 0.1
-    columns = min(across, len(panels))
+    columns = min(ACROSS, len(panels))
     width = left + columns * size[0] + (columns - 1) * gap + MARGIN + 0.05
     styles = list({curve.style.label: curve.style for panel in panels for curve in panel.curves}.values())
     legend = _legend_rows(styles, width - 2 * MARGIN)
@@ -101,10 +100,10 @@ def plot_series(
             top = MARGIN + row * pitch + TITLE
             ax = axes_at(figure, left + column * (size[0] + gap), top, *size)
             write(figure, left + column * (size[0] + gap), top - 0.07, panels[number].title, HEADING, va="bottom")
-            _draw(ax, panels[number], scales[number], panels[number].along(places), joined, markers, steps)
+            _draw(ax, panels[number], scales[number], panels[number].along(places), markers, steps)
             name_axis(ax, "x", panels[number].x or x)
             name_axis(ax, "y", panels[number].y)
-    _draw_legend(figure, legend, MARGIN + len(rows) * pitch + 0.1, joined, markers)
+    _draw_legend(figure, legend, MARGIN + len(rows) * pitch + 0.1, markers)
     draw_provenance(figure, provenance)
     return figure
 
@@ -117,9 +116,7 @@ def _top(panel: Curves) -> float:
     return round_up(max(float(finite.max()), panel.level or 0.0))
 
 
-def _draw(
-    ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], joined: bool, markers: bool, steps: bool
-) -> None:
+def _draw(ax: Axes, panel: Curves, scale: Scale, places: Sequence[str], markers: bool, steps: bool) -> None:
     along = np.arange(len(places))
     ticks = scale.ticks(6)
     for tick in ticks[1:]:
@@ -132,7 +129,7 @@ def _draw(
             curve.values,
             zorder=3,
             drawstyle="steps-mid" if steps else "default",
-            **_line(curve.style, joined, markers),
+            **_line(curve.style, markers),
         )
     step = max(1, math.ceil(len(places) / 13))
     shown = panel.ticks or {place: places[place] for place in range(0, len(places), step)}
@@ -145,14 +142,13 @@ def _draw(
         ax.spines[side].set_visible(False)
 
 
-def _line(style: Style, joined: bool, markers: bool) -> dict[str, Any]:
-    dashes = (0, (3, 1.5)) if style.dashed else "-"
+def _line(style: Style, markers: bool) -> dict[str, Any]:
     return {
         "color": style.colour,
         "marker": style.marker if markers else "",
         "markersize": 3.6,
         "markeredgewidth": 0.9 if style.marker in "x+" else 0.0,
-        "linestyle": dashes if joined else "none",
+        "linestyle": (0, (3, 1.5)) if style.dashed else "-",
         "linewidth": 1.1,
         "clip_on": False,
     }
@@ -172,15 +168,13 @@ def _legend_rows(styles: Sequence[Style], width: float) -> list[list[tuple[Style
     return lines
 
 
-def _draw_legend(
-    figure: Figure, lines: Sequence[Sequence[tuple[Style, float]]], top: float, joined: bool, markers: bool
-) -> None:
+def _draw_legend(figure: Figure, lines: Sequence[Sequence[tuple[Style, float]]], top: float, markers: bool) -> None:
     across, down = figure.get_size_inches()
     for number, line in enumerate(lines):
         left = max(MARGIN, (across - sum(need for _, need in line)) / 2)
         y = 1 - (top + (number + 0.5) * LINE) / down
         for style, need in line:
-            line_style = _line(style, joined, markers) | {"clip_on": True}
+            line_style = _line(style, markers) | {"clip_on": True}
             ends = [left / across, (left + 0.14) / across, (left + 0.28) / across]
             figure.add_artist(Line2D(ends, [y] * 3, **(line_style | {"marker": ""})))
             figure.add_artist(Line2D(ends[1:2], [y], **line_style))

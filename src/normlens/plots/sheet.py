@@ -110,9 +110,9 @@ def set_ticks(ax: Axes, axis: str, places: Sequence[float], labels: Sequence[str
     target.set_tick_params(which="major", direction="out", length=length, width=HAIRLINE, pad=2.0, color=QUIET, **side)
 
 
-def name_axis(ax: Axes, axis: str, name: str, pad: float = 3.0) -> None:
+def name_axis(ax: Axes, axis: str, name: str) -> None:
     """The quiet name of an axis."""
-    (ax.set_xlabel if axis == "x" else ax.set_ylabel)(name, labelpad=pad, loc="center", **lettering(BODY, QUIET))
+    (ax.set_xlabel if axis == "x" else ax.set_ylabel)(name, labelpad=3.0, loc="center", **lettering(BODY, QUIET))
 
 
 def colour_bar(bar: Axes, scale: Scale, label: str, *, horizontal: bool, ticks: Sequence[str] | int) -> None:

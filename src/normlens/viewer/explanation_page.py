@@ -16,7 +16,7 @@ from normlens.errors import InputError
 from normlens.measures import KIND_TITLES, KINDS
 from normlens.text.tokens import readable_tokens, sentence
 from normlens.viewer.packed_arrays import pack_layers
-from normlens.viewer.page_data import FORMAT, TEXTS, VERSION, axis_data, numbers_of, plain, utf8
+from normlens.viewer.page_data import FORMAT, TEXTS, VERSION, axis_data, flat_record, numbers_of, plain, title_of, utf8
 
 if TYPE_CHECKING:
     from normlens.explanation import Explanation
@@ -37,6 +37,9 @@ _AXES = {
     "direct": ("block", "layer", "head"),
 }
 
+#: What the sides of a model with two of them are called.
+SIDES = {"encoder": "source", "decoder": "target"}
+
 _Terms = Mapping[str, xr.DataArray]
 
 
@@ -45,25 +48,18 @@ def explanation_page(explanation: Explanation) -> dict[str, Any]:
     sites = explanation.sites
     if "tokens" not in next(iter(sites.values()), {}):
         raise InputError("a page shows what the tokens gave: this explanation has no `tokens`; make it again")
+    texts = [_from_tokens(terms) for kind, terms in sites.items() if kind != "cross"]
+    kept = {n: value for n, value in explanation.provenance.items() if n not in _SAID and value not in (None, [], "")}
     return {
         "format": FORMAT,
         "version": VERSION,
-        "title": utf8(written_text(explanation)),
+        "title": utf8(title_of(explanation.provenance, *texts)),
         "limit": DRAWN_TOKENS,
-        "provenance": plain(_record(explanation)),
+        "provenance": plain(flat_record(kept, {})),
         "measures": {},
         "sites": [_site(name, sites) for name in KINDS if name in sites],
         "explanation": plain(_question(explanation)),
     }
-
-
-def written_text(explanation: Explanation) -> str:
-    """The text as it was written, or put together again from its tokens; with a target, `source → target`."""
-    given = [explanation.provenance.get(name) or "" for name in TEXTS]
-    texts = [" ".join((text if isinstance(text, str) else " ".join(map(str, text))).split()) for text in given]
-    sides = [_from_tokens(terms) for kind, terms in explanation.sites.items() if kind != "cross"]
-    source = " ".join(text for text in texts[:2] if text) or sides[0]
-    return source if len(sides) == 1 else f"{source} → {texts[2] or sides[1]}"
 
 
 def output_names(explanation: Explanation) -> tuple[list[str], str | None]:
@@ -107,15 +103,6 @@ def readable_output(name: Any) -> str:
 def _from_tokens(terms: _Terms) -> str:
     tokens = terms["tokens"].coords.get("key_token")
     return "" if tokens is None else sentence([str(token) for token in tokens.values])
-
-
-def _record(explanation: Explanation) -> dict[str, Any]:
-    """Where the numbers come from, one line for each thing a reader asks."""
-    provenance = {name: value for name, value in explanation.provenance.items() if name not in _SAID}
-    model = dict(provenance.pop("model", {}))
-    versions = dict(provenance.pop("versions", {}))
-    flat = {"model": model.pop("name", "?"), **model, **versions}
-    return flat | {name: value for name, value in provenance.items() if value not in (None, [], "")}
 
 
 def _question(explanation: Explanation) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from normlens.viewer.explanation_page import output_names, side_tokens
+from normlens.viewer.explanation_page import SIDES, output_names, side_tokens
 from normlens.viewer.page_data import utf8
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ MOST_TOKENS = 2000
 #: Red, green and blue of what raises and what lowers: a pair that all common kinds of colour vision keep apart. They lie
 #: over the notebook's own ground, so that zero is neutral in light and dark.
 _ABOVE, _BELOW = "0,114,178", "213,94,0"
-_SIDES = {"encoder": "source", "decoder": "target"}
 _CHIP = "padding:1px 3px;border-radius:3px;margin-right:1px"
 
 
@@ -46,7 +45,7 @@ def inline_html(explanation: Explanation) -> str:
         facts.append(f"{len(names)} steps added; show() has each")
     rows = [f"<div>{head}: {'; '.join(facts)}</div>"]
     for kind, array in added.items():
-        label = f'<span style="opacity:.7">{_SIDES[kind]}: </span>' if len(added) > 1 else ""
+        label = f'<span style="opacity:.7">{SIDES[kind]}: </span>' if len(added) > 1 else ""
         rows.append(f'<div style="line-height:2" dir="auto">{label}{_coloured(array, top)}</div>')
     key = (
         f'<span style="{_ground(1.0)};{_CHIP}">{_safe(above)}</span> '

@@ -21,15 +21,16 @@ _F16_TOP = 32768.0
 def pack_layers(
     values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16", *, own_apart: bool = False
 ) -> dict[str, Any]:
-    """One chunk of text per layer, with what is needed to read it back (`unpack_layers`, and `unpack.ts` in the page).
+    """One chunk of text per layer, with what is needed to read it back (`unpack.ts` in the page).
 
     `f16`: `value = scale[layer] * float16`, relative error at most 2^-11; the bytes are stored low plane first.
     `q8`: `value = top[row] * (code / 255)^2`, so a value of 1 % of its row's top is right to 4 %; never negative.
     With `own_apart`, 8-bit codes leave the diagonal of `[layer, query, key]` out, which would take most of each row's
     range, and keep it as float32.
 
-    >>> unpack_layers(pack_layers(np.array([[0.25, 0.5]]))).tolist()
-    [[0.25, 0.5]]
+    >>> packed = pack_layers(np.array([[0.25, 0.5]]))
+    >>> packed["encoding"], packed["shape"], packed["scale"]
+    ('f16', [1, 2], [1.52587890625e-05])
     """
     bad = sum(int(layer.size - np.isfinite(layer).sum()) for layer in values)
     if bad:
@@ -48,27 +49,6 @@ def pack_layers(
         "scale": [scale for scale, _ in chunks],
         "data": [base64.b64encode(zlib.compress(data, 6)).decode("ascii") for _, data in chunks],
     } | ({"own_apart": True} if apart else {})
-
-
-def unpack_layers(packed: dict[str, Any]) -> Float[NDArray[Any], "layer ..."]:
-    """The numbers that a page will read from a packed array."""
-    shape = tuple(packed["shape"])
-    layers = []
-    for scale, text in zip(packed["scale"], packed["data"], strict=True):
-        data = zlib.decompress(base64.b64decode(text))
-        if packed["encoding"] == "f16":
-            planes = np.frombuffer(data, np.uint8).reshape(2, -1)
-            layers.append(np.ascontiguousarray(planes.T).view("<f2").astype(np.float64).reshape(shape[1:]) * scale)
-        else:
-            rows = int(np.prod(shape[1:-1]))
-            heads = 2 if packed.get("own_apart") else 1
-            top, *own = np.frombuffer(data[: 4 * heads * rows], "<f4").astype(np.float64).reshape(heads, rows)
-            codes = np.frombuffer(data[4 * heads * rows :], np.uint8).reshape(rows, shape[-1])
-            layer = top[:, None] * (codes / 255.0) ** 2
-            if own:
-                np.fill_diagonal(layer, own[0])
-            layers.append(layer.reshape(shape[1:]))
-    return np.stack(layers) if layers else np.zeros(shape)
 
 
 def _f16_chunk(layer: NDArray[np.float64]) -> tuple[float, bytes]:

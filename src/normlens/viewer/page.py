@@ -19,6 +19,9 @@ from normlens.files.writing import write_text
 #: means the same character.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
+#: By this a page is known for one of ours.
+GENERATOR = '<meta name="generator" content="normlens">'
+
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -27,7 +30,7 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
 style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'none'">
 <meta name="referrer" content="no-referrer">
-<meta name="generator" content="normlens">
+{generator}
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -64,6 +67,7 @@ def to_html(data: Mapping[str, Any]) -> str:
     script = bundle("page.js")
     title = " · ".join(filter(None, [str(data.get("title") or "")[:120], "normlens"]))
     return _PAGE.format(
+        generator=GENERATOR,
         title=html.escape(title),
         style=_STYLE,
         style_hash=_hash(_STYLE),

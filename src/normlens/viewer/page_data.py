@@ -96,18 +96,18 @@ def _measure_text(name: str) -> dict[str, Any]:
 
 
 def _title(analysis: Analysis) -> str:
-    """The text as it was written, or put together again from its tokens; with a target, `source → target`."""
-    texts = [_as_written(analysis, name) for name in TEXTS]
     cross, first = analysis.sites.get("cross"), next(iter(analysis.sites.values()))
-    source = " ".join(text for text in texts[:2] if text) or _from_tokens(first if cross is None else cross, "key")
     if cross is None:
-        return source
-    return f"{source} → {texts[2] or _from_tokens(cross, 'query')}"
+        return title_of(analysis.provenance, _from_tokens(first, "key"))
+    return title_of(analysis.provenance, _from_tokens(cross, "key"), _from_tokens(cross, "query"))
 
 
-def _as_written(analysis: Analysis, name: str) -> str:
-    text = analysis.provenance.get(name) or ""
-    return " ".join((text if isinstance(text, str) else " ".join(map(str, text))).split())
+def title_of(provenance: Mapping[str, Any], source: str, target: str | None = None) -> str:
+    """The text as it was written, or as it was put together again from its tokens; with a target, `source → target`."""
+    given = [provenance.get(name) or "" for name in TEXTS]
+    texts = [" ".join((text if isinstance(text, str) else " ".join(map(str, text))).split()) for text in given]
+    source = " ".join(text for text in texts[:2] if text) or source
+    return source if target is None else f"{source} → {texts[2] or target}"
 
 
 def _from_tokens(data: xr.Dataset, axis: str) -> str:
@@ -116,12 +116,15 @@ def _from_tokens(data: xr.Dataset, axis: str) -> str:
 
 
 def _record(analysis: Analysis) -> dict[str, Any]:
-    """Where the numbers come from, one line for each thing a reader asks."""
-    provenance = {name: value for name, value in analysis.provenance.items() if name not in TEXTS}
-    model = dict(provenance.pop("model", {}))
-    versions = dict(provenance.pop("versions", {}))
-    flat = {"model": model.pop("name", "?"), **model, "largest proof error": f"{analysis.worst_proof:.1e}", **versions}
-    return flat | {name: value for name, value in provenance.items() if value is not None}
+    kept = {name: value for name, value in analysis.provenance.items() if name not in TEXTS and value is not None}
+    return flat_record(kept, {"largest proof error": f"{analysis.worst_proof:.1e}"})
+
+
+def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the numbers come from, one line for each thing a reader asks: model, `more`, versions, then the rest."""
+    rest = dict(provenance)
+    model, versions = dict(rest.pop("model", {})), dict(rest.pop("versions", {}))
+    return {"model": model.pop("name", "?"), **model, **more, **versions, **rest}
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,10 @@ class _SiteMaps:
                 f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + MAPS)}."
             )
         f_norm = np.array(data["f_norm"].transpose("layer", "head", "key").values) if "f_norm" in data else None
-        absent = _absent_heads(maps, f_norm)
+        by_head = [maps[m] for m in HEAD_MAPS if m in maps] + ([] if f_norm is None else [f_norm])
+        absent = _absent_heads(by_head)
         for layer, head in absent:
-            for values in (
-                *(maps[measure] for measure in HEAD_MAPS if measure in maps),
-                *([] if f_norm is None else [f_norm]),
-            ):
+            for values in by_head:
                 values[layer, head] = 0.0
         about = {
             "name": name,
@@ -281,12 +282,12 @@ def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: 
     return rules
 
 
-def _absent_heads(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None) -> list[list[int]]:
+def _absent_heads(by_head: Sequence[NDArray[Any]]) -> list[list[int]]:
     """Where layers differ in their number of heads: those that are not a number throughout, by their places."""
-    for values in (*(maps[measure] for measure in HEAD_MAPS if measure in maps), *([] if f_norm is None else [f_norm])):
-        missing = np.isnan(values).all(axis=tuple(range(2, values.ndim)))
-        return [[int(layer), int(head)] for layer, head in np.argwhere(missing)]
-    return []
+    if not by_head:
+        return []
+    missing = np.isnan(by_head[0]).all(axis=tuple(range(2, by_head[0].ndim)))
+    return [[int(layer), int(head)] for layer, head in np.argwhere(missing)]
 
 
 def _sign(values: NDArray[Any]) -> dict[str, bool]:

@@ -23,6 +23,7 @@ from normlens.errors import InputError
 
 #: Above this bound a rho is flagged, and an exact second pass is worth its time.
 TOLERANCE = 1e-3
+CONSTANT = "a rank correlation needs two quantities that vary; one of these is constant"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class CrossTable:
 
 def rho_of_tables(by_x: CrossTable, by_y: CrossTable, x: RankedBins, y: RankedBins) -> RankCorrelation:
     """Rho and its bound from the two tables."""
-    _check_count(x.total)
+    check_count(x.total)
     # Ranks are divided by the count, so that products of a billion pairs stay far from float64's limits.
     x_weight, y_weight = by_x.count / x.total, by_y.count / x.total
     known = float((x_weight * x.fine[by_x.fine] * y.coarse[by_x.coarse]).sum())
@@ -109,7 +110,7 @@ def rho_of_pairs(
     x: Int[np.ndarray, " pair"], y: Int[np.ndarray, " pair"], count: Int[np.ndarray, " pair"], *, exact: bool
 ) -> RankCorrelation:
     """Rho of distinct pairs with their counts; unless `exact`, equal keys may hide an order and the bound says so."""
-    _check_count(int(count.sum()))
+    check_count(int(count.sum()))
     (x, x_index), (y, y_index) = (np.unique(keys, return_inverse=True) for keys in (x, y))
     x_side, y_side = (
         RankedBins.of(np.bincount(index, weights=count), np.arange(len(keys)), np.full(len(keys), exact))
@@ -123,7 +124,8 @@ def rho_of_pairs(
     return _interval(known, hidden, x_side, y_side)
 
 
-def _check_count(total: int) -> None:
+def check_count(total: int) -> None:
+    """One pair, or none, has no correlation."""
     if total < 2:
         raise InputError(f"a correlation needs at least two pairs, this one has {total}: give it more data")
 
@@ -151,7 +153,7 @@ def _hidden_order(table: CrossTable, weight: Float[np.ndarray, " cell"], own: Ra
 def _interval(known: float, hidden: float, x: RankedBins, y: RankedBins) -> RankCorrelation:
     """The widest interval that covariance and variances allow; `rho` is the value if nothing hidden is ordered."""
     if x.variance + x.hidden.sum() <= 0 or y.variance + y.hidden.sum() <= 0:
-        raise InputError("a rank correlation needs two quantities that vary; one of these is constant")
+        raise InputError(CONSTANT)
     most = (x.variance + x.hidden.sum()) * (y.variance + y.hidden.sum())
     least = x.variance * y.variance
     rho = known / np.sqrt(most)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from normlens.corpus.accumulators.histogram import BinNumbers
-from normlens.corpus.accumulators.spearman import RankCorrelation, rho_of_pairs
+from normlens.corpus.accumulators.spearman import CONSTANT, RankCorrelation, check_count, rho_of_pairs
 from normlens.errors import InputError
 
 _COMPACT = 1 << 18  # pairs that wait before they are sorted in
@@ -136,15 +136,14 @@ class DiskSpearman:
         """Rho over the union of the groups, exact; fewer than two pairs, or a constant side, is an error."""
         files = [path for group in groups if (path := self._file(group)).exists()]
         total = sum(path.stat().st_size for path in files) // _PAIR.itemsize
-        if total < 2:
-            raise InputError(f"a correlation needs at least two pairs, this one has {total}: give it more data")
+        check_count(total)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             place, ranked = Path(folder), Path(folder) / "ranked"
             x_square = math.fsum(_rank_x(_distributed(files, "x", _PAIR, place / "x", in_memory), ranked, total))
             sums = list(_rank_y(_distributed([ranked], "y", _RANKED, place / "y", in_memory), total))
         y_square, product = (math.fsum(part) for part in zip(*sums, strict=True))
         if not x_square or not y_square:
-            raise InputError("a rank correlation needs two quantities that vary; one of these is constant")
+            raise InputError(CONSTANT)
         return RankCorrelation(float(np.clip(product / math.sqrt(x_square * y_square), -1.0, 1.0)), 0.0, total)
 
     def _file(self, group: int) -> Path:

@@ -92,15 +92,13 @@ class Plan:
 
     @property
     def requested(self) -> tuple[str, ...]:
-        """The measures to ask of the model: ‖αf‖ follows from `alpha` and ‖f‖, so it is not computed twice."""
-        if {"alpha", "f_norm"} <= set(self.measures) and not self._needs_product:
+        """The measures to ask of the model: ‖αf‖ follows from `alpha` and ‖f‖, so it is not computed twice.
+
+        Unless it is needed pair by pair, not only in sums and extremes.
+        """
+        if {"alpha", "f_norm"} <= set(self.measures) and "af_norm" not in self._counted:
             return tuple(name for name in self.measures if name != "af_norm")
         return self.measures
-
-    @property
-    def _needs_product(self) -> bool:
-        """Whether ‖αf‖ is needed pair by pair, not only in sums and extremes."""
-        return "af_norm" in self._counted
 
     @property
     def _counted(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,17 +48,13 @@ class Worker:
     def count(self, statistics: CorpusStatistics, sequences: Sequence[TokenSequence]) -> Rows | None:
         """Run sequences, batch by batch, into statistics; returns a row per token and layer where the plan asks for it."""
         rows = list[Rows]()
-        for counter in self._counted(statistics, sequences):
-            if self.plan.per_token:
-                rows += counter.token_rows()
-        return sorted_rows(rows) if rows else None
-
-    def _counted(self, statistics: CorpusStatistics, sequences: Sequence[TokenSequence]) -> Iterator[BatchCounter]:
         for batch in batched(sequences, self._batch_size):
             counter = BatchCounter(statistics, batch)
             self._passes.run(batch, counter.update)
             counter.finish()
-            yield counter
+            if self.plan.per_token:
+                rows += counter.token_rows()
+        return sorted_rows(rows) if rows else None
 
 
 def batch_size_for(device: torch.device) -> int:

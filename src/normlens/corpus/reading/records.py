@@ -15,12 +15,13 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import IO, Any
 
 from normlens.corpus.reading.plain_pickle import load_plain_pickle
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, arrow
+from normlens.files.remote import AnyPath, RemotePath, arrow, first_line
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "dataset", "pickle")
 
@@ -59,7 +60,6 @@ class UnusedRecord:
 
     place: str
     reason: str
-    harmless: bool = False  # worth a count, not an error
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def read(
     if not path.exists():
         raise InputError(f"a source must exist: there is no {str(path)!r}; check the path")
     readers: dict[str, Callable[[_Part, Columns], Iterator[Record | UnusedRecord]]] = {
-        "text": _text, "jsonl": _json_lines, "csv": _csv, "tsv": _tsv, "parquet": _parquet, "dataset": _dataset,
-        "pickle": _pickle,
+        "text": _text, "jsonl": _json_lines, "csv": partial(_delimited, dialect=csv.excel),
+        "tsv": partial(_delimited, dialect=_Tabs), "parquet": _parquet, "dataset": _dataset, "pickle": _pickle,
     }  # fmt: skip
     for record in readers[format_of(path, given)](_Part(path, largest, span, tally or Tally()), columns):
         yield _checked(record, largest) if isinstance(record, Record) else record
@@ -265,21 +265,13 @@ def _json_lines(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord
             yield record_of(place, row, columns) if isinstance(row, dict) else UnusedRecord(place, "not a JSON object")
 
 
-def _csv(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
-    yield from _delimited(part, columns, ",")
-
-
-def _tsv(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
-    yield from _delimited(part, columns, "\t")
-
-
 class _Tabs(csv.excel_tab):
     """TSV has no quoting: a quotation mark in a sentence is a quotation mark."""
 
     quoting = csv.QUOTE_NONE
 
 
-def _delimited(part: _Part, columns: Columns, delimiter: str) -> Iterator[Record | UnusedRecord]:
+def _delimited(part: _Part, columns: Columns, *, dialect: type[csv.Dialect]) -> Iterator[Record | UnusedRecord]:
     """Rows of a table; columns given as numbers (from 0) mean that there is no header."""
     unused: list[UnusedRecord] = []
     in_row = 0  # characters since the last row ended: a quotation mark may open a row that never does
@@ -296,7 +288,7 @@ def _delimited(part: _Part, columns: Columns, delimiter: str) -> Iterator[Record
                 return  # nobody can say where the next row begins
             yield line + "\n"
 
-    reader = csv.reader(clean(), _Tabs if delimiter == "\t" else csv.excel)
+    reader = csv.reader(clean(), dialect)
     header: list[str] | None = None
     numbered = (columns.text or "").isdigit()
     while True:
@@ -333,7 +325,7 @@ def _parquet(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
         names = table.schema_arrow.names
         groups = list(range(span.start, table.num_row_groups if span.stop is None else span.stop))
     except damage as error:
-        yield UnusedRecord(str(path), f"not a Parquet file ({_first_line(error)})")
+        yield UnusedRecord(str(path), f"not a Parquet file ({first_line(error)})")
         return
     text = text_column_of(dict.fromkeys(names), columns, str(path))
     asked = (text, columns.pair, columns.tags, columns.target)
@@ -346,7 +338,7 @@ def _parquet(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
                 part.tally.line(b"")
                 yield record_of(part.place(number), row, columns)
     except damage as error:
-        yield UnusedRecord(part.place(number + 1), f"the file breaks off ({_first_line(error)})")
+        yield UnusedRecord(part.place(number + 1), f"the file breaks off ({first_line(error)})")
 
 
 def open_parquet(path: AnyPath) -> Any:
@@ -378,7 +370,7 @@ def _dataset(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
             except StopIteration:
                 break
             except Exception as error:  # a damaged file is met where it is damaged
-                yield UnusedRecord(f"{place}:{row_number}", f"the dataset breaks off ({_first_line(error)})")
+                yield UnusedRecord(f"{place}:{row_number}", f"the dataset breaks off ({first_line(error)})")
                 break
             part.tally.line(b"")
             yield record_of(f"{place}:{row_number}", row, columns)
@@ -397,7 +389,7 @@ def open_dataset(path: AnyPath) -> list[tuple[str, Any]]:
         loaded = datasets.load_from_disk(str(path))
     except Exception as error:  # a damaged folder may raise anything in there
         raise InputError(
-            f"a folder must be a dataset saved with save_to_disk: {str(path)!r} is none ({_first_line(error)})"
+            f"a folder must be a dataset saved with save_to_disk: {str(path)!r} is none ({first_line(error)})"
         ) from error
     if not isinstance(loaded, datasets.DatasetDict):
         return [(str(path), loaded)]
@@ -416,10 +408,6 @@ def _pickle(part: _Part, columns: Columns) -> Iterator[Record | UnusedRecord]:
             yield Record(part.place(number), tokens=tuple(map(str, tokens)))
         else:
             yield UnusedRecord(part.place(number), "not a dictionary with a list of tokens")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def record_of(place: str, row: Mapping[str, Any], columns: Columns) -> Record | UnusedRecord:

@@ -43,11 +43,6 @@ class TokenSequence:
     target: Target | None = None
 
     @property
-    def length(self) -> int:
-        """The number of positions that are read."""
-        return len(self.ids)
-
-    @property
     def lengths(self) -> tuple[int, int]:
         """The numbers of positions that are read and written."""
         return len(self.ids), 0 if self.target is None else len(self.target.ids)
@@ -223,7 +218,10 @@ def _in_handfuls(records: Iterator[Record | UnusedRecord]) -> Iterator[list[Reco
 
 
 def _paired(records: Iterator[Record | UnusedRecord]) -> Iterator[Record | UnusedRecord]:
-    """Neighbours joined two by two; records that are tokens already, or have a pair of their own, stay as they are."""
+    """Neighbours joined two by two; records that are tokens already, or have a pair of their own, stay as they are.
+
+    A last paragraph without a partner is left out: the survey has counted it.
+    """
     waiting: Record | None = None
     for record in records:
         if isinstance(record, UnusedRecord) or record.tokens is not None or record.pair is not None:
@@ -233,5 +231,3 @@ def _paired(records: Iterator[Record | UnusedRecord]) -> Iterator[Record | Unuse
         else:
             yield replace(waiting, pair=record.text)
             waiting = None
-    if waiting is not None:
-        yield UnusedRecord(waiting.place, "the last paragraph of its source has no partner", harmless=True)

@@ -180,21 +180,19 @@ class Survey:
                         log.note(record)
         reached = self.corpus.limit is not None and self._sequences_before[-1] >= self.corpus.limit
         for source, records in enumerate(self._records):
-            if records % self.corpus.records_per_sequence(source) and not (reached and source == self._last_source):
+            if records % self.corpus.records_per_sequence(source) and not (
+                reached and source == self.pieces[-1].source
+            ):
                 log.harmless += 1
                 if not log.is_full:
                     log.note(self._unpaired(source))
         return log
 
-    @property
-    def _last_source(self) -> int:
-        return self.pieces[-1].source
-
     def _unpaired(self, source: int) -> UnusedRecord:
         last = max(i for i, piece in enumerate(self.pieces) if piece.source == source and self.counts[i].records)
         records = self.corpus.records(source, self.pieces[last].span)
         place = [record.place for record in records if isinstance(record, Record)][-1]
-        return UnusedRecord(place, "the last paragraph of its source has no partner", harmless=True)
+        return UnusedRecord(place, "the last paragraph of its source has no partner")
 
     def identity(self) -> list[dict[str, Any]]:
         """The files with sizes and checksums; of a file in several pieces, the checksum of their checksums.
@@ -247,7 +245,7 @@ def count_piece(corpus: Corpus, piece: Piece) -> PieceCount:
     cut = False
     for record in corpus.records(piece.source, piece.span, tally):
         if isinstance(record, UnusedRecord):
-            errors += not record.harmless
+            errors += 1
             continue
         if per_sequence == 2 and record.words is not None:
             raise InputError("paragraph pairs are made of texts, not of lists of words: drop --pairs")
@@ -263,7 +261,7 @@ def count_piece(corpus: Corpus, piece: Piece) -> PieceCount:
 
 def _stop(corpus: Corpus, piece: Piece) -> None:
     for record in corpus.records(piece.source, piece.span):
-        if isinstance(record, UnusedRecord) and not record.harmless:
+        if isinstance(record, UnusedRecord):
             raise unreadable(record)
 
 
@@ -283,8 +281,7 @@ def _spans(corpus: Corpus, source: int) -> list[Span]:
         # To the end, not to the size that it has now: a file that grew meanwhile must be noticed.
         return [Span(at, at + PIECE_BYTES if at + PIECE_BYTES < cuts.stop else None) for at in cuts]
     if kind == "parquet":
-        groups = [offset for offset, _ in _row_groups(path)]
-        return [Span(group, group + 1) for group in range(len(groups))] or [Span()]
+        return [Span(group, group + 1) for group in range(len(_row_groups(path)))] or [Span()]
     if kind == "dataset":
         rows = sum(len(split) for _, split in open_dataset(path))
         return [Span(at, min(at + _PIECE_ROWS, rows)) for at in range(0, rows, _PIECE_ROWS)] or [Span()]

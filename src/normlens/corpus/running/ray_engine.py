@@ -20,7 +20,7 @@ from normlens.corpus.running.ray_cluster import LocalCluster
 from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Tabulate, Task
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError, NormlensError
-from normlens.files.remote import RemotePath
+from normlens.files.remote import RemotePath, first_line
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -125,10 +125,9 @@ class RayEngine:
                     f"the address must be that of a running Ray cluster: {self._address!r} did not answer; start one "
                     "with ray start --head, or drop --address"
                 ) from error
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise NormlensError(
-                f"Ray must be able to start: it did not ({reason}); is the machine busy, or short of memory? Run the same "
-                "command again, or use --engine local"
+                f"Ray must be able to start: it did not ({first_line(error)}); is the machine busy, or short of memory? "
+                "Run the same command again, or use --engine local"
             ) from error
         self._started = ray
         return ray

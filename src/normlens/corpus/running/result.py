@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, arrow, path_of
+from normlens.files.remote import AnyPath, RemotePath, arrow, first_line, path_of
 from normlens.files.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def read_table(path: AnyPath) -> pd.DataFrame:
     try:
         return pd.read_parquet(io.BytesIO(path.read_bytes()) if isinstance(path, RemotePath) else path)
     except (OSError, ValueError, broken) as error:
-        raise InputError(f"a table must be a Parquet file: {path} is not ({_first_line(error)})") from error
+        raise InputError(f"a table must be a Parquet file: {path} is not ({first_line(error)})") from error
 
 
 def is_corpus(path: str | AnyPath) -> bool:
@@ -227,7 +227,3 @@ def open_corpus(path: str | AnyPath) -> CorpusResult:
 _MANIFEST_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "fingerprint": str, "files": dict, "counts": dict, "worst_proof": (int, float),
 }  # fmt: skip
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

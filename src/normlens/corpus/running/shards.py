@@ -21,7 +21,7 @@ from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
 from normlens.corpus.reading.survey import Parallel
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, size_of
+from normlens.files.remote import AnyPath
 from normlens.files.writing import write_bytes
 
 #: So many neighbouring shards are made one at once.
@@ -69,13 +69,13 @@ class ShardFolder:
     folder: AnyPath
     fingerprint: str
 
-    def write(self, shard: Shard, statistics: CorpusStatistics) -> int:
-        """Write a shard whole; returns its size in bytes."""
+    def write(self, shard: Shard, statistics: CorpusStatistics) -> None:
+        """Write a shard whole."""
         if statistics.size != shard.size:
             raise InputError(f"a shard holds what its name says: {shard.name} would hold {statistics.size}")
-        payload = pack({"fingerprint": _bytes(self.fingerprint), **_prefixed(statistics.state())})
+        state = {f"tally/{name}": array for name, array in statistics.state().items()}
+        payload = pack({"fingerprint": np.frombuffer(self.fingerprint.encode(), dtype=np.uint8), **state})
         write_bytes(self.folder / shard.name, _MAGIC + hashlib.sha256(payload).digest() + payload)
-        return len(payload)
 
     def read(self, shard: Shard) -> dict[str, np.ndarray]:
         """The state of the statistics that a shard holds; one that cannot be trusted is an error."""
@@ -108,10 +108,6 @@ class ShardFolder:
         whole = Shard.spanning(shards)
         self.write(whole, self.merged(shards, plan))
         return whole
-
-    def size(self, shard: Shard) -> int:
-        """Bytes of a shard's file."""
-        return size_of(self.folder / shard.name)
 
     def found(self, parallel: Parallel = map) -> list[Shard]:
         """What is done, in the order of the corpus; files that do not count are removed. `parallel` looks at them."""
@@ -187,11 +183,3 @@ def unpack(content: bytes | memoryview) -> dict[str, np.ndarray]:
     """What `pack` made."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return {name.replace("|", "/"): arrays[name] for name in arrays.files}
-
-
-def _bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def _prefixed(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"tally/{name}": array for name, array in state.items()}

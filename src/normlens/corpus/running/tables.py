@@ -10,7 +10,8 @@ import pandas as pd
 
 from normlens.anatomy.description import KINDS
 from normlens.corpus.accumulators.moments import Moments, Summary
-from normlens.corpus.accumulators.spearman import RankCorrelation
+from normlens.corpus.accumulators.spearman_binned import BinnedSpearman
+from normlens.corpus.accumulators.spearman_pairs import DistinctPairSpearman
 from normlens.corpus.counting.plan import has_heads
 from normlens.corpus.counting.statistics import CorpusStatistics, SiteStatistics
 from normlens.corpus.reading.token_attributes import SPECIAL
@@ -124,19 +125,16 @@ def _histograms(statistics: CorpusStatistics) -> pd.DataFrame:
                     }
                 )
             )
-    columns = ["site", "layer", "head", "quantity", "category", "low", "high", "count"]
-    return _typed(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns))
+    return _joined(parts, ["site", "layer", "head", "quantity", "category", "low", "high", "count"])
 
 
 def _correlations(statistics: CorpusStatistics) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     names = statistics.plan.categories
-    for (kind, x, y), ranks in statistics.ranks.items():
-        for category, codes in category_unions(names).items():
-            rows += _rho_rows((kind, None, None, x, y, category, "pairs"), lambda r=ranks, c=codes: r.result(c))
-    for (kind, x, y), pairs in statistics.covariate_ranks.items():
-        for category, codes in category_unions(names).items():
-            rows += _rho_rows((kind, None, None, x, y, category, "tokens"), lambda p=pairs, c=codes: p.result(c))
+    for over, by_place in (("pairs", statistics.ranks), ("tokens", statistics.covariate_ranks)):
+        for (kind, x, y), ranks in by_place.items():
+            for category, codes in category_unions(names).items():
+                rows += _rho_rows((kind, None, None, x, y, category, over), ranks, codes)
     for (kind, layer), site in _ordered(statistics):
         for pair, pearson in site.pearson.items():
             x, y = pair.split(",")
@@ -152,9 +150,11 @@ def _correlations(statistics: CorpusStatistics) -> pd.DataFrame:
     return _typed(pd.DataFrame(rows, columns=columns))
 
 
-def _rho_rows(where: tuple[Any, ...], result: Any) -> list[tuple[Any, ...]]:
+def _rho_rows(
+    where: tuple[Any, ...], ranks: BinnedSpearman | DistinctPairSpearman, codes: Sequence[int]
+) -> list[tuple[Any, ...]]:
     try:
-        rho: RankCorrelation = result()
+        rho = ranks.result(codes)
     except InputError:  # a category without two different pairs has no correlation, so it has no row
         return []
     return [(*where, "spearman", rho.rho, rho.bound, rho.count, rho.flagged)]
@@ -180,8 +180,7 @@ def _relative(statistics: CorpusStatistics) -> pd.DataFrame:
                         }
                     )
                 )
-    columns = ["site", "layer", "head", "quantity", "offset", "mean", "count"]
-    return _typed(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns))
+    return _joined(parts, ["site", "layer", "head", "quantity", "offset", "mean", "count"])
 
 
 def _categories(statistics: CorpusStatistics) -> pd.DataFrame:
@@ -219,6 +218,10 @@ def _ordered(statistics: CorpusStatistics) -> Iterator[tuple[tuple[str, int], Si
 
 def _head(quantity: str, head: int) -> int | None:
     return head + 1 if has_heads(quantity) else None
+
+
+def _joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    return _typed(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns))
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:

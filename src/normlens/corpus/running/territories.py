@@ -70,15 +70,14 @@ class Territories:
         """The worker's territory is done and saved."""
         del self._of[worker]
 
-    def lose(self, worker: int, saved: Shard | None) -> Territory | None:
-        """The worker is dead: what it had not saved is free. Returns what it had."""
+    def lose(self, worker: int, saved: Shard | None) -> None:
+        """The worker is dead: what it had not saved is free."""
         territory = self._of.pop(worker, None)
         self._rate.pop(worker, None)
         if territory is not None:
             start = territory.start if saved is None else saved.stop
             if start < territory.stop:
                 self._free.append(Territory(start, start, territory.stop))
-        return territory
 
     def _step(self, worker: int) -> int:
         """Sequences that take the worker about `STEP_SECONDS`, in whole chunks."""

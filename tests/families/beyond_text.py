@@ -1,4 +1,4 @@
-"""Encoders of images and sounds that `analyze_inputs` serves, since nothing but their tokens differs from text."""
+"""Tiny encoders of images and sounds, and something for them to look at or to hear."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from normlens.families.table import IMAGES
 from normlens.families.tiny import randomize, shrunk
 
 _IMAGE = {"image_size": 16, "patch_size": 4}
@@ -22,31 +23,6 @@ _SOUND = {
 }
 _SPECTROGRAM = {"max_length": 24, "num_mel_bins": 16, "patch_size": 4, "frequency_stride": 4, "time_stride": 4}
 _WHISPER = {"max_source_positions": 10, "num_mel_bins": 8, "vocab_size": 96, "decoder_start_token_id": 1}
-
-IMAGES = (
-    "beit",
-    "chinese_clip_vision_model",
-    "clip_vision_model",
-    "data2vec-vision",
-    "deit",
-    "dinov2",
-    "dinov2_with_registers",
-    "ijepa",
-    "vit",
-    "vit_msn",
-)
-SOUNDS = (
-    "audio-spectrogram-transformer",
-    "data2vec-audio",
-    "hubert",
-    "sew",
-    "unispeech",
-    "unispeech-sat",
-    "wav2vec2",
-    "wav2vec2-conformer",
-    "wavlm",
-    "whisper",
-)
 
 
 def example(family: str) -> tuple[nn.Module, dict[str, Tensor]]:
