@@ -103,6 +103,14 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
+def test_the_folder_of_an_analysis_on_the_shell_is_a_run(tmp_path, shell, monkeypatch) -> None:
+    """Its name may be any word; a text of that name would be analysed otherwise."""
+    monkeypatch.chdir(tmp_path)
+    assert shell("analyze", "A short text.", "--out", "results")[0] == 0
+    code, out, _ = shell("view", "results", "--out", "page.html", "--json")
+    assert code == 0 and json.loads(out)["sites"]["encoder"]["query"] == 6
+
+
 def test_the_shell_writes_a_page_for_a_text_and_for_a_run(tmp_path, analysis, shell) -> None:
     run = analysis.save(tmp_path / "run.zarr")
     page = tmp_path / "page.html"

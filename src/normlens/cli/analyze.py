@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 #: What `--out` holds beside the pictures: the tidy table, and the result for `normlens.open` and `normlens view`.
-_TABLE, _RESULT = "analysis.csv", "analysis.zarr"
+_TABLE, RESULT = "analysis.csv", "analysis.zarr"
 _REMEDY = "pass --overwrite to replace it"
 
 #: Queries shown in the table of contributors; the files hold all of them.
@@ -92,7 +92,7 @@ def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     """Refuse, before any work is done, a place where the results must not go."""
     inputs = [Path(model)] if model else []
     refuse_input(folder, inputs)
-    check_saved(folder / _RESULT, inputs, "a saved analysis", overwrite)
+    check_saved(folder / RESULT, inputs, "a saved analysis", overwrite)
     check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
 
 
@@ -110,7 +110,7 @@ def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) ->
 
     with whole_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
         drawn = save_all(analysis, draft)
-        written = [*drawn, write_table(draft / _TABLE, analysis.to_frame()), analysis.save(draft / _RESULT)]
+        written = [*drawn, write_table(draft / _TABLE, analysis.to_frame()), analysis.save(draft / RESULT)]
         names = [path.relative_to(draft) for path in written]
     return [folder / name for name in names]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.cli import options
+from normlens.cli.analyze import RESULT
 from normlens.cli.options import model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
@@ -46,7 +47,7 @@ def view(
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
     chosen = _span(span)
-    run = Path(text)
+    run = _run_at(Path(text))
     is_run = is_there(run / "zarr.json")
     _check_file(out, [run] if is_run else model_files(model), overwrite)
     if is_run:
@@ -67,6 +68,12 @@ def view(
         show(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_:
         webbrowser.open(path.resolve().as_uri())
+
+
+def _run_at(path: Path) -> Path:
+    """The run in a folder that `analyze --out` wrote; any other path as it is."""
+    inside = path / RESULT
+    return inside if is_there(inside / "zarr.json") else path
 
 
 def _opened(run: Path) -> Analysis | Explanation:
