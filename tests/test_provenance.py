@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normlens.provenance import content_hash
+from normlens.provenance import _sums, content_hash
 
 
 def tensors() -> dict[str, Tensor]:
     drawn = torch.Generator().manual_seed(0)
     return {
         "matrix": torch.randn(37, 41, generator=drawn),
-        "as wide as the lanes": torch.randn(2100, 2042, generator=drawn),
+        "of many squares": torch.randn(2100, 2042, generator=drawn),
         "number": torch.randn((), generator=drawn),
         "transposed": torch.randn(64, 32, generator=drawn).T,
         "part of another": torch.randn(9000, generator=drawn).half()[1:],
@@ -47,10 +47,26 @@ def test_one_changed_number_shows(name: str) -> None:
     assert content_hash(model_of(found)) != content_hash(model_of(changed))
 
 
-@pytest.mark.parametrize("rows", [(0, 1), (0, 1019), (0, 1021), (5, 2043)])
+@pytest.mark.parametrize("name", [name for name in tensors() if name != "nothing"])
+def test_squares_at_once_have_the_same_sums(name: str) -> None:
+    one_by_one, at_once = (
+        b"".join(p.numpy().tobytes() for p in _sums(tensors()[name], one_by_one=o)) for o in (True, False)
+    )
+    assert one_by_one == at_once, "a device that takes all squares at once gives another hash"
+
+
+@pytest.mark.parametrize("distance", [2, 512, 1024, 2 * 256 * 256, 4 * 256 * 256, 3_000_000])
+def test_two_numbers_that_change_places_show(distance: int) -> None:
+    found, changed = tensors(), tensors()
+    flat = changed["of many squares"].view(-1)
+    flat[[7, 7 + distance]] = flat[[7 + distance, 7]]
+    assert content_hash(model_of(found)) != content_hash(model_of(changed))
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (0, 256), (0, 1021), (5, 2043)])
 def test_rows_that_change_places_show(rows: tuple[int, int]) -> None:
     found, changed = tensors(), tensors()
-    matrix = changed["as wide as the lanes"]
+    matrix = changed["of many squares"]
     matrix[list(rows)] = matrix[list(reversed(rows))]
     assert content_hash(model_of(found)) != content_hash(model_of(changed))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Primes. A tensor's content is added up in as many lanes, for the first two that do not divide its size: rows can change
-#: places unseen only over a multiple of both, a million rows.
-_LANES = (1019, 1021, 1031, 1033, 1039, 1049)
+#: A tensor's content is laid out in squares with sides of so many 64-bit pieces: half a megabyte, which a cache holds.
+_SIDE = 256
 
 
 @cache
@@ -35,31 +34,36 @@ def versions() -> dict[str, str]:
 def content_hash(model: nn.Module) -> str:
     """A hash over names, shapes and numbers of all parameters and buffers: equal weights, equal hash.
 
-    The bytes of each tensor are added up as 64-bit integers in lanes, where the model is, and the sums are hashed: no number
-    can change without its sum, and rows that change places come to lie in other lanes.
+    The bytes of each tensor are laid out in squares of 64-bit integers, whose rows and columns are added up where the model
+    is; the sums are hashed. No number can change without its sums, and two that change places are in another row or column.
     """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(state):
         digest.update(f"{name} {tuple(state[name].shape)} {state[name].dtype}".encode())
-        for part in _sums_by_lane(state[name].detach()):
+        tensor = state[name].detach()
+        # On a CPU one by one: a square is still in the cache when it is added up the second time.
+        for part in _sums(tensor, one_by_one=tensor.device.type == "cpu"):
             digest.update(part.cpu().numpy().data)
-    return f"blake2b-lanes:{digest.hexdigest()}"
+    return f"blake2b-squares:{digest.hexdigest()}"
 
 
-def _sums_by_lane(tensor: Tensor) -> list[Tensor]:
-    """The sums of a tensor's 64-bit pieces by lane, and the bytes that fill no whole row of lanes, for each way."""
+def _sums(tensor: Tensor, *, one_by_one: bool) -> Iterator[Tensor]:
+    """The sums over the rows and columns of each square and of what is left, and the bytes that fill no whole row."""
     import torch
 
     flat = tensor.contiguous().flatten()
     if flat.storage_offset() * flat.element_size() % 8:
         flat = flat.clone()
     content = flat.view(torch.uint8)
-    found: list[Tensor] = []
-    for lanes in [prime for prime in _LANES if flat.numel() % prime][:2]:
-        whole = content.numel() // (8 * lanes) * (8 * lanes)
-        found += [content[:whole].view(torch.int64).view(-1, lanes).sum(0), content[whole:]]
-    return found
+    rows = content.numel() // (8 * _SIDE)
+    if rows:
+        laid_out = content[: 8 * _SIDE * rows].view(torch.int64).view(rows, _SIDE)
+        whole, rest = laid_out.split([rows // _SIDE * _SIDE, rows % _SIDE])
+        squares = whole.view(-1, _SIDE, _SIDE)
+        for part in (*(squares if one_by_one else [squares]), rest):
+            yield torch.cat([part.sum(-1), part.sum(-2)], -1).flatten()
+    yield content[8 * _SIDE * rows :]
 
 
 def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:
