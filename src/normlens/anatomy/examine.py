@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def few_tokens(model: nn.Module) -> dict[str, Tensor]:
         )
     source, target = _lengths(model)
     special = _special_ids(config)
-    ordinary = [i for i in range(size) if i not in special][-2 * source :]
+    ordinary = list(islice((i for i in reversed(range(size)) if i not in special), 2 * source))[::-1]
     device = next(model.parameters()).device
     inputs = {"input_ids": torch.tensor([ordinary[:source]], device=device)}
     if is_encoder_decoder(model):

@@ -19,7 +19,7 @@ from normlens.anatomy.description import FeedForward, Place
 from normlens.anatomy.experts import Experts, experts_giving
 from normlens.anatomy.graph import ADD, MULTIPLY, Graph, Linear
 from normlens.anatomy.joining import alike, constant_step
-from normlens.anatomy.norms import read_norm
+from normlens.anatomy.norms import norm_of
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import Call, Operation, Value
 from normlens.decompose import feed_forward as trees
@@ -126,7 +126,7 @@ class _Reader:
         for index in self.trace.given_by[value]:
             call = self.trace.calls[index]
             if len(call.inputs) == 1 and len(call.outputs) == 1 and call.inputs[0][1] != value:
-                norm = read_norm(call.module, call.path, self.trace.tensors[value].shape[-1])
+                norm = norm_of(self.graph, call, self.trace.tensors[value].shape[-1])
                 if norm is not None:
                     return call, norm
         return None

@@ -62,6 +62,15 @@ def _first(output: object) -> Tensor:
     return found
 
 
+def norm_of(graph: Graph, call: Call, width: int) -> Normalization | None:
+    """How the called module normalizes vectors of this width; each module is asked once, whoever wants to know."""
+    known = graph.trace.norms
+    if (call.module, width) not in known:
+        known[call.module, width] = read_norm(call.module, call.path, width)
+    found: Normalization | None = known[call.module, width]
+    return found
+
+
 def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple[Call, Normalization]]:
     """The normalizations that take this value after the attention ended, outermost calls first."""
     found: list[tuple[Call, Normalization]] = []
@@ -71,7 +80,7 @@ def norm_taking(graph: Graph, value: int, widths: Collection[int]) -> list[tuple
         if not alone or call.outputs[0][1] == value or any(outer.index in call.parents for outer, _ in found):
             continue
         width = graph.trace.tensors[value].shape[-1]
-        norm = read_norm(call.module, call.path, width) if width in widths else None
+        norm = norm_of(graph, call, width) if width in widths else None
         if norm is not None:
             found.append((call, norm))
     return found

@@ -50,6 +50,17 @@ class OpenCall:
         return OperationKey(self.segment, name, nth)
 
 
+def all_tensors(structure: Any) -> list[Tensor]:
+    """Every tensor inside nested tuples, lists and dictionaries, in order; a traced pass asks this twice per operation."""
+    if isinstance(structure, Tensor):
+        return [structure]
+    if isinstance(structure, dict):
+        structure = structure.values()
+    elif not isinstance(structure, tuple | list):
+        return []
+    return [tensor for item in structure if item is not None for tensor in all_tensors(item)]
+
+
 def tensors_in(structure: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
     """Every tensor inside nested tuples, lists and dictionaries, with its key path."""
     if isinstance(structure, Tensor):

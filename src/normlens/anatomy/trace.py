@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
-from normlens.anatomy.operations import KeyPath, OpenCall, OperationKey, tensors_in
+from normlens.anatomy.operations import KeyPath, OpenCall, OperationKey, all_tensors, tensors_in
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Trace:
     consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> operations
     taken_by: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> calls that took it
     given_by: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # value -> calls that gave it
+    norms: dict[tuple[nn.Module, int], Any] = field(default_factory=dict)  # module and width -> what `norms` read of it
 
     def ancestors(self, *values: int) -> set[int]:
         """Every value from which the given ones were computed, themselves included."""
@@ -153,12 +154,13 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        inputs = tuple(self.number(tensor) for _, tensor in tensors_in((args, kwargs)))
+        given = all_tensors((args, kwargs))
+        inputs = tuple(map(self.number, given))
         operands = tuple(Value(self.number(a)) if isinstance(a, Tensor) else a for a in args)
         result = func(*args, **kwargs)
         index = len(self.trace.operations)
         changes = func._schema.is_mutable
-        outputs = tuple(self._renew(t) if changes else self.number(t) for _, t in tensors_in(result))
+        outputs = tuple(map(self._renew if changes else self.number, all_tensors(result)))
         name = func.overloadpacket._qualified_op_name
         scope = self._open[-1] if self._open else -1
         key = self._frames[-1].operation(name)
@@ -170,7 +172,7 @@ class Recorder(TorchDispatchMode):
             if value not in inputs:
                 self.trace.producer.setdefault(value, index)
         if changes:
-            self.trace.changed.update(_storage(t) for _, t in tensors_in((args, kwargs)) if _is_changed(func, t, args))
+            self.trace.changed.update(_storage(t) for t in given if _is_changed(func, t, args))
         waiting = len(self._follower.waiting)
         product = self._follower.see(name, args, result)
         if len(self._follower.waiting) > waiting:
@@ -318,7 +320,8 @@ def _is_product(alpha: Tensor, value: Tensor, output: Tensor) -> bool:
         alpha, value, output = (
             tensor.cpu().double() for tensor in (alpha, value, output)
         )  # not every device has float64
-        repeated = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+        shared = alpha.shape[1] // value.shape[1]
+        repeated = value if shared == 1 else value.repeat_interleave(shared, dim=1)
         expected = (alpha @ repeated).transpose(1, 2)
         if expected.shape != output.shape:
             return False

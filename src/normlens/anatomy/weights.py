@@ -215,7 +215,8 @@ def head_weights(site: Site, dtype: torch.dtype, device: torch.device | None = N
 def _value_check(found: ValueMap, dtype: torch.dtype) -> RandomCheck:
     matrix, bias = found.linear.matrix().to(dtype), found.linear.bias()
     columns = found.columns.to(matrix.device).flatten()
-    return RandomCheck.of(matrix[:, columns], None if bias is None else bias[columns])
+    chosen = matrix.mT.index_select(0, columns).mT  # as a Linear has them, these are whole rows
+    return RandomCheck.of(chosen, None if bias is None else bias[columns])
 
 
 @dataclass(frozen=True)
