@@ -106,7 +106,7 @@ def test_numbers_that_are_none_and_both_zeros_survive(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     path = example().save(tmp_path / "run.zarr")
-    with pytest.raises(InputError, match=r"must not overwrite another: .*run.zarr exists; pass overwrite=True"):
+    with pytest.raises(InputError, match=r"must not overwrite what exists: .*run.zarr does; .*pass overwrite=True"):
         example("llama").save(path)
     assert_identical(normlens.open(path), example())
     example("llama").save(path, overwrite=True)
