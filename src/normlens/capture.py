@@ -283,7 +283,8 @@ class _Pass:
         """Take the weights that a family's own function shows, as a whole."""
         dtype = self._request.dtype
         pending.take_values(values, alpha.shape[2], dtype)
-        pending.alpha, pending.heads, pending.shown = alpha.to(dtype), output.to(dtype), True
+        pending.alpha, pending.heads = (t.to(dtype, copy=pending.stack > 1) for t in (alpha, output))
+        pending.shown = True
 
     def _take_pairs(self, pending: SeenSite, query_mask: Tensor, subjects: Sequence[Subject]) -> None:
         """The pairs of a site whose weights were kept; what multiplies the heads' outputs is known by now."""
