@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from normlens import lens as lens_module
+from normlens.alignment.aligner import Aligner  # here, so that it never meets the `load` of a fixture
 from normlens.alignment.markup import read_markup
 from normlens.alignment.translating import Translator
 from normlens.cli import line_output
@@ -131,9 +132,7 @@ def test_wrong_questions_are_answered_with_what_to_do(text: list[str], tmp_path:
 @pytest.mark.real
 def test_tags_follow_reordered_words_and_leave_punctuation_alone() -> None:
     """Sentences of our own, with the markup that their translation should have."""
-    import normlens
-
-    aligner = normlens.Aligner(MODELS / "opus-mt-en-fr", reverse=MODELS / "opus-mt-fr-en", layer=[1, 2, 3, 4])
+    aligner = Aligner(MODELS / "opus-mt-en-fr", reverse=MODELS / "opus-mt-fr-en", layer=[1, 2, 3, 4])
     for source, expected in (
         ("The <b>little house</b> stands on <a href='x'>the hill</a>.",
          "La <b>petite maison</b> se trouve sur <a href='x'>la colline</a>."),
