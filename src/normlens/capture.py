@@ -371,6 +371,7 @@ class _Pass:
                 self._take(result, its_block)
 
     def _measure(self, seen: SeenSite) -> tuple[Block, list[SiteResult]]:
+        """Measure and prove a site, or all sites of a stack: their block, and the result of each."""
         request, sites, family = self._request, seen.sites, self._anatomy.family
         assert seen.values is not None
         # A router's choices are whole numbers.

@@ -251,6 +251,15 @@ def test_a_run_that_came_to_nothing_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model"]
 
 
+def only_mine(err: str, flag: str, name: str, folder: Path) -> None:
+    """The output that `flag` places at `name` was refused for the right reason, and nothing of the user's has changed."""
+    if name != "other":
+        assert "an output must not be an input" in err and (folder / name).read_text() == "mine"
+    elif flag != "--out":
+        assert "every output has a place of its own: other is named twice" in err
+    assert not [path for path in folder.rglob("*") if path.is_file() and path.read_text() != "mine"]
+
+
 @pytest.mark.parametrize("flag", ["--out", "--page", "--save-choice"])
 @pytest.mark.parametrize("name", ["source", "target", "links", "choice", "model/config.json", "other"])
 def test_no_output_of_an_aligner_is_one_of_its_inputs(flag: str, name: str, shell: Any, tmp_path: Path) -> None:
@@ -262,11 +271,7 @@ def test_no_output_of_an_aligner_is_one_of_its_inputs(flag: str, name: str, shel
     read = ("--source", "source", "--target", "target", "--reverse-links", "links", "--symmetrize", "union")
     code, _, err = shell("align", *read, "--layers-from", "choice", "--model", "model", *arguments, "--overwrite")
     assert code == 2, err
-    if name != "other":
-        assert "an output must not be an input" in err and (tmp_path / name).read_text() == "mine"
-    elif flag != "--out":
-        assert "every output has a place of its own: other is named twice" in err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text() != "mine"]
+    only_mine(err, flag, name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -461,8 +466,4 @@ def test_no_output_of_a_projection_is_one_of_its_inputs(flag: str, name: str, sh
     )
     code, _, err = shell("project", *read, *arguments, "--overwrite")
     assert code == 2, err
-    if name != "other":
-        assert "an output must not be an input" in err and (tmp_path / name).read_text() == "mine"
-    elif flag != "--out":
-        assert "every output has a place of its own: other is named twice" in err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_text() != "mine"]
+    only_mine(err, flag, name, tmp_path)

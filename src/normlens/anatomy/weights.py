@@ -76,9 +76,8 @@ class StateReader:
             if isinstance(module, PreTrainedModel):
                 implementation.append(str(module.config._attn_implementation))
             # Not `hasattr` of the module itself: where there is none, which is nearly everywhere, it makes an error first.
-            own = "lora_A" in module._modules or "lora_A" in module._parameters
-            own = own or "lora_A" in module._buffers or "lora_A" in module.__dict__
-            if own or hasattr(type(module), "active_adapters"):
+            held_by = (module._modules, module._parameters, module._buffers, vars(module))
+            if any("lora_A" in names for names in held_by) or hasattr(type(module), "active_adapters"):
                 said = (getattr(module, name, None) for name in _ADAPTER_SETTINGS)
                 adapters.append(tuple(repr(value) for value in said if not callable(value)))
         key = tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
@@ -241,9 +240,8 @@ class WeightCache:
         self._of_sites: dict[tuple[torch.dtype, int], tuple[Site, SiteWeights]] = {}
         self._kept: dict[tuple[Any, ...], SiteWeights] = {}  # by what they are read from: sites may share it
         self._fed: dict[tuple[torch.dtype, int], tuple[FeedForward, FeedForwardWeights]] = {}
-        self._stacks: dict[
-            tuple[int, ...], tuple[Sequence[SiteWeights], SiteWeights]
-        ] = {}  # by identity, like the rest
+        #: By the identities of their sites' weights, which are kept with them.
+        self._stacks: dict[tuple[int, ...], tuple[Sequence[SiteWeights], SiteWeights]] = {}
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
