@@ -5,10 +5,9 @@ Nothing is kept once it was handed over, so memory does not grow with the depth 
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from normlens.anatomy.description import Anatomy, Gate, Kind, Place
 from normlens.anatomy.follow import AttentionProduct
 from normlens.anatomy.inputs import rows_of
-from normlens.anatomy.interface import AttentionCall, Rounding, answering, fresh, run_arguments
+from normlens.anatomy.interface import AttentionCall, Rounding, fresh, intercept_attention, run_arguments
 from normlens.anatomy.operations import tensors_in
+from normlens.anatomy.scope import PassScope
 from normlens.anatomy.watch import InsideReader
 from normlens.anatomy.weights import WeightCache
 from normlens.decompose.attention import Scratch, attend
@@ -94,10 +94,11 @@ def capture(
             if id(site) in request.plans
         }
     run = _Pass(model, anatomy, request, positions, weights, opened, take, inputs)
-    with answering(model, run.attention):
-        with ExitStack() as hooks:
-            run.set_hooks(model, hooks)
-            output = model(**run_arguments(model, fresh(dict(inputs))))
+    with PassScope(model) as scope:
+        intercept_attention(scope, run.attention)
+        run.set_hooks(scope)
+        output = model(**run_arguments(model, fresh(dict(inputs))))
+    with torch.no_grad():
         run.measure_waiting()
     for pending in run.pending.values():
         missing = sorted(str(place) for place in pending.plan.places if place not in pending.tensors)
@@ -121,18 +122,14 @@ def outputs_around(model: nn.Module, anatomy: Anatomy) -> Iterator[list[list[Ten
         path = f"{path}.{names[0]}" if path else names[0]
         modules.append(model.get_submodule(path))
     given: list[list[Tensor]] = [[] for _ in modules]
-    thread = threading.get_ident()
 
-    def note(n: int, output: Any) -> None:
-        if threading.get_ident() != thread:
-            return
+    def note(n: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         structure = dict(output.items()) if hasattr(output, "items") else output
         given[n] += [tensor for _, tensor in tensors_in(structure) if tensor.is_floating_point()][:1]
 
-    with ExitStack() as hooks:
+    with PassScope(model) as scope:
         for n, module in enumerate(modules):
-            handle = module.register_forward_hook(lambda module, args, output, n=n: note(n, output))
-            hooks.callback(handle.remove)
+            scope.after(module, partial(note, n))
         yield given
 
 
@@ -157,7 +154,6 @@ class _Pass:
         self._scratch = Scratch()
         self._autocast = rounding.autocast is not None
         self._in_full = rounding.off
-        self._thread = threading.get_ident()
         self.pending = opened  # by number of the site; one that was handed over is not kept
         self._waiting: list[SeenSite] = []  # all seen, to be measured as stacks
         self._attentions = 0
@@ -178,23 +174,24 @@ class _Pass:
 
     # ---- what the hooks see --------------------------------------------------------------------------------------
 
-    def set_hooks(self, model: nn.Module, hooks: ExitStack) -> None:
+    def set_hooks(self, scope: PassScope) -> None:
         """Hook the modules at whose boundary, or inside whose calls, something is read."""
         if self._reader is not None:
-            self._reader.watch(model, hooks, self._seen, self._followed)
+            self._reader.watch(scope, self._seen, self._followed)
         for module, side in {(module, side) for module, side, _ in self._readers}:
-            read = partial(self._read, side)
             if side == "input":
-                handle = module.register_forward_pre_hook(read, with_kwargs=True)
+                scope.before(module, self._read_input)
             else:
-                handle = module.register_forward_hook(read)
-            hooks.callback(handle.remove)
+                scope.after(module, self._read_output)
 
-    def _read(self, side: str, module: nn.Module, args: Any, last: Any) -> None:
-        """One call of a module: `last` are its keyword arguments before it runs, and what it gave afterwards."""
-        if threading.get_ident() != self._thread:  # somebody else's call of the same model
-            return
-        structure = {"args": args, "kwargs": last} if side == "input" else last
+    def _read_input(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._read("input", module, {"args": args, "kwargs": kwargs})
+
+    def _read_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._read("output", module, output)
+
+    def _read(self, side: str, module: nn.Module, structure: Any) -> None:
+        """Read what is wanted of one call of a module."""
         occurrence = self._calls[module, side]
         self._calls[module, side] += 1
         for n, place in self._readers.get((module, side, occurrence), ()):

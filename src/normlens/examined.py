@@ -20,7 +20,8 @@ from normlens.anatomy.examine import (
     reading_inputs,
 )
 from normlens.anatomy.inputs import failed_on
-from normlens.anatomy.interface import Rounding, evaluating, fresh, is_streaming, one_pass_at_a_time, run_arguments
+from normlens.anatomy.interface import Rounding, fresh, run_arguments
+from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Take, capture, outputs_around
 from normlens.errors import NormlensError
@@ -186,7 +187,7 @@ class ExaminedModel:
 
     def _call(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
         try:
-            with evaluating(model):
+            with PassScope(model):
                 return model(**fresh(dict(inputs)))
         except NormlensError:
             raise

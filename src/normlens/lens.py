@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from normlens.analysis import Analysis, AnalysisBuilder
 from normlens.anatomy.description import Kind
 from normlens.anatomy.inputs import checked_inputs, rows_of
-from normlens.anatomy.interface import (
-    evaluating,
-    one_pass_at_a_time,
-    run_arguments,
-)
+from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.loading import (
     EMBEDDED_NAME,
     LoadOptions,
@@ -29,6 +25,7 @@ from normlens.anatomy.loading import (
     load_pretrained,
     model_and_tokenizer,
 )
+from normlens.anatomy.scope import PassScope, one_pass_at_a_time
 from normlens.capture import SiteResult
 from normlens.decompose.singular_values import Variant
 from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
@@ -239,7 +236,7 @@ class Lens(ExaminedModel):
                 "load it with its head, or pass the text to analyse"
             )
         prompt = self.encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
-        with one_pass_at_a_time(self._body), evaluating(self.model):
+        with PassScope(self.model):
             written = self.model.generate(**self._padded([prompt]), do_sample=False)[0].tolist()  # type: ignore[operator]
         if not self._two_sided:
             return self.encoder.from_ids(self.encoder.label(written))

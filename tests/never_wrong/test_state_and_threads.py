@@ -211,7 +211,7 @@ def test_an_open_stream_in_the_same_thread_is_named() -> None:
     next(stream)
     for call in (lens, Lens(model)):
         with pytest.raises(
-            InputError, match="a stream on it is still open in this thread; read it to its end, or close"
+            InputError, match="a stream on this model is still open in this thread; read it to its end, or close"
         ):
             call.analyze_inputs({"input_ids": IDS})
     assert lens.anatomy.kinds == ("encoder",)

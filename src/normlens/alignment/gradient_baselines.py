@@ -9,14 +9,15 @@ being `noise` times the range of the sentence's embeddings, as Ding et al. do wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normlens.anatomy.interface import use_implementation
+from normlens.anatomy.scope import PassScope
 from normlens.errors import InputError
 
 METHODS = ("li", "ding")
@@ -50,7 +51,9 @@ def saliency(
         raise InputError(f"SmoothGrad needs at least one sample: got {samples}.")
     generator = torch.Generator().manual_seed(seed)
     total: Tensor | None = None
-    with _differentiable(model), _Embeddings(model) as embeddings:
+    with PassScope(model, grad=True) as scope:
+        use_implementation(scope, "eager")  # the gradients of several steps are swept back together
+        embeddings = _Embeddings(scope)
         for _ in range(samples):
             embeddings.noise = (noise, generator) if samples > 1 else None
             gradients, vectors = _gradients(model, inputs, embeddings)
@@ -63,24 +66,15 @@ def saliency(
 class _Embeddings:
     """The source's embedded tokens as a leaf of the graph, with noise where asked; and what enters the output layer."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, scope: PassScope) -> None:
         self.noise: tuple[float, torch.Generator] | None = None
         self.vectors: Tensor | None = None
         self.hidden: Tensor | None = None
+        model: Any = scope.model
+        scope.after(model.get_encoder().get_input_embeddings(), self._embedded)
+        scope.before(model.get_output_embeddings(), self._entering)
 
-    def __enter__(self) -> _Embeddings:
-        self._handles = [
-            self.model.get_encoder().get_input_embeddings().register_forward_hook(self._embedded),
-            self.model.get_output_embeddings().register_forward_pre_hook(self._entering),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _embedded(self, module: Any, arguments: Any, output: Tensor) -> Tensor | None:
+    def _embedded(self, module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
         if self.vectors is not None:  # the decoder may share the module: only the first call is the source
             return None
         vectors = output.detach()
@@ -92,8 +86,8 @@ class _Embeddings:
         self.vectors = vectors.requires_grad_(True)
         return self.vectors
 
-    def _entering(self, module: Any, arguments: Any) -> None:
-        self.hidden = arguments[0]
+    def _entering(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.hidden = args[0]
 
 
 def _gradients(
@@ -116,23 +110,3 @@ def _gradients(
         (gradient,) = torch.autograd.grad(hidden, vectors, alone, retain_graph=True, is_grads_batched=True)
         swept.append(gradient)
     return torch.cat(swept).transpose(0, 1).detach(), vectors.detach()
-
-
-@contextmanager
-def _differentiable(model: Any) -> Iterator[None]:
-    """Plain attention, whose gradients can be swept, and no gradients for weights; all is put back afterwards."""
-    before = model.config._attn_implementation
-    training = model.training
-    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.set_attn_implementation("eager")
-    model.eval()
-    for parameter, _ in asked:
-        parameter.requires_grad_(False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        model.set_attn_implementation(before)
-        model.train(training)
-        for parameter, needed in asked:
-            parameter.requires_grad_(needed)

@@ -8,7 +8,8 @@ takes y_t in; read with its output (`awo`), it is the step before, which puts y_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,18 +95,25 @@ class _Encoder:
         return pad_rows([pair.inputs for pair in pairs], self._pad, device)
 
 
+def _with_languages(tokenizer: Any, languages: Mapping[str, str | None]) -> Any:
+    """Return a tokenizer with these languages: a copy, so that the user's own keeps its languages."""
+    named = {attribute: value for attribute, value in languages.items() if value is not None}
+    if not named:
+        return tokenizer
+    tokenizer = deepcopy(tokenizer)
+    for attribute, value in named.items():
+        if not hasattr(tokenizer, attribute):
+            raise InputError(f"this tokenizer has no languages, got {value!r}; leave it out, or use a source prefix")
+        setattr(tokenizer, attribute, value)
+    return tokenizer
+
+
 class PairEncoder(_Encoder):
     """Turns lines of text into `EncodedPair`s and those into the model's inputs."""
 
     def __init__(self, model: Any, tokenizer: Any, form: PairFormat) -> None:
         super().__init__(model, tokenizer)
-        for attribute, value in (("src_lang", form.source_language), ("tgt_lang", form.target_language)):
-            if value is not None:
-                if not hasattr(tokenizer, attribute):
-                    raise InputError(
-                        f"This tokenizer knows no languages: leave out {value!r} (or use a source prefix)."
-                    )
-                setattr(tokenizer, attribute, value)
+        tokenizer = _with_languages(tokenizer, {"src_lang": form.source_language, "tgt_lang": form.target_language})
         self.source = Segmenter(tokenizer, raw=form.raw)
         self.target = Segmenter(tokenizer, target=True, raw=form.raw)
         #: What stands before every source sentence, and before every target sentence in the decoder.

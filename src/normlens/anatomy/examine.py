@@ -15,14 +15,14 @@ from normlens.anatomy.description import Anatomy
 from normlens.anatomy.interface import (
     AttentionCall,
     Rounding,
-    answering,
     fresh,
+    intercept_attention,
     is_standard,
     run_arguments,
-    unfused,
 )
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
+from normlens.anatomy.scope import PassScope, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
 
@@ -67,7 +67,9 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with answering(model, note), unfused(), Rounding.of(model).off(), recorder.watching():
+    with PassScope(model) as scope, unfused(), Rounding.of(model).off():
+        intercept_attention(scope, note)
+        recorder.watch(scope)
         model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
     recorder.trace.lost = recorder.lost()
     return recorder.trace

@@ -1,34 +1,32 @@
 """Stand in for a model's attention, through transformers' own attention interface.
 
-While `answering` is active every attention of the model is given to one handler, which may run the model's *own* eager
-function (so masks, scaling, soft-cap, sinks and biases are whatever that family does) and look at the weights.
+In a scope with `intercept_attention` every attention of the model is given to one handler, which may run the model's *own*
+eager function (so masks, scaling, soft-cap, sinks and biases are whatever that family does) and look at the weights.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
+from normlens.anatomy.scope import PassScope, all_modules
 from normlens.decompose.attention import AttentionInputs, attend
-from normlens.decompose.process import WhileNeeded, products_in_full
-from normlens.errors import AnatomyError, InputError
+from normlens.decompose.process import products_in_full
+from normlens.errors import AnatomyError
 
 IMPLEMENTATION = "normlens"
 #: Options that change the numbers and are understood.
@@ -161,54 +159,6 @@ def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> T
     return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, lowest)
 
 
-def all_modules(model: nn.Module) -> list[nn.Module]:
-    """What `model.modules()` gives, without a generator inside a generator for every level: this runs in every pass.
-
-    A module that stands in several places comes several times.
-    """
-    found: list[nn.Module] = []
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None:
-            found.append(module)
-            waiting.extend(module._modules.values())
-    return found
-
-
-def _turn_off_fused_attention(undo: ExitStack) -> None:
-    undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-    torch.backends.mha.set_fastpath_enabled(False)
-    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
-
-
-#: No fused attention inside the block, so that a softmax in a family's own code (or in plain PyTorch) can be seen.
-unfused = WhileNeeded(_turn_off_fused_attention)
-#: Hooks and handlers are Python code that a compiled call would not run, or would compile.
-_uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the model in eval mode (no dropout) and without gradients; each module's own mode is put back."""
-    modules = all_modules(model)
-    training = [module for module in modules if module.training]
-    compiled = any(  # by `compile()`, or by `torch.compile` of a module or of its forward
-        module._compiled_call_impl is not None
-        or "_orig_mod" in module._modules
-        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
-        for module in modules
-    )
-    try:
-        for module in training:
-            module.training = False
-        with _uncompiled() if compiled else nullcontext(), torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @dataclass(frozen=True)
 class Rounding:
     """How a model's own computation is rounded while the settings of thread and process are what they are now."""
@@ -240,70 +190,34 @@ class Rounding:
             yield
 
 
-@contextmanager
-def answering(model: nn.Module, handler: Handler) -> Iterator[None]:
-    """Give every attention that the model runs inside the block to a handler; all is put back afterwards.
-
-    The model runs in eval mode and without gradients.
-    """
+def intercept_attention(scope: PassScope, handler: Handler) -> None:
+    """Give every attention that the model runs in the scope to a handler."""
     AttentionInterface.register(IMPLEMENTATION, _answer)
     # Without a mask function of the same name, transformers would build no mask at all for a padded batch.
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    modules = all_modules(model)
+    before = use_implementation(scope, IMPLEMENTATION)
+    scope.on_exit(_handler.reset, _handler.set(handler))
+    scope.on_exit(_false_hides.reset, _false_hides.set("eager" not in before))
+
+
+def use_implementation(scope: PassScope, name: str) -> set[str]:
+    """Have the model attend by an implementation of this name in the scope; returns the names of its own."""
+    modules = all_modules(scope.model)
     submodels = [module for module in modules if isinstance(module, PreTrainedModel)]
     before = {id(m.config): (m.config, m.config._attn_implementation) for m in submodels}
-    token = _handler.set(handler)
-    hides = _false_hides.set("eager" not in {implementation for _, implementation in before.values()})
-    try:
-        inner: set[nn.Module] = set()
-        for submodel in submodels:  # outer ones come first, and set the inner ones too
-            if submodel not in inner:
-                submodel.set_attn_implementation(IMPLEMENTATION)
-                inner.update(modules if submodel is model else all_modules(submodel))
-        with evaluating(model):
-            yield
-    finally:
-        _handler.reset(token)
-        _false_hides.reset(hides)
-        for config, implementation in before.values():
-            # The attribute of the property: the property itself would overwrite the sub-configurations too.
-            config._attn_implementation_internal = implementation
+    scope.on_exit(_restore_implementations, list(before.values()))
+    inner: set[nn.Module] = set()
+    for submodel in submodels:  # outer ones come first, and set the inner ones too
+        if submodel not in inner:
+            submodel.set_attn_implementation(name)
+            inner.update(modules if submodel is scope.model else all_modules(submodel))
+    return {implementation for _, implementation in before.values()}
 
 
-@dataclass
-class _PassLock:
-    """Lets one pass at a time through a model: a pass changes how the model attends."""
-
-    lock: Any = field(default_factory=threading.RLock)
-    reader: int | None = None  # the thread that reads a stream, which runs in a thread of its own
-
-
-_locks: WeakKeyDictionary[nn.Module, _PassLock] = WeakKeyDictionary()
-_locks_lock = threading.Lock()
-
-
-def is_streaming(model: nn.Module) -> bool:
-    """Whether a stream on this model is open in this thread."""
-    known = _locks.get(model)
-    return known is not None and known.reader == threading.get_ident()
-
-
-@contextmanager
-def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[None]:
-    """Wait until no other thread runs a pass through this model; `reader` is the thread that a stream runs for."""
-    with _locks_lock:
-        known = _locks.setdefault(model, _PassLock())
-    if known.reader == threading.get_ident():
-        raise InputError(
-            "a model runs one pass at a time: a stream on it is still open in this thread; read it to its end, or "
-            "close() it, then start the next pass"
-        )
-    with known.lock:
-        before, known.reader = known.reader, known.reader if reader is None else reader
-        try:
-            yield
-        finally:
-            known.reader = before
+def _restore_implementations(before: list[tuple[Any, str]]) -> None:
+    for config, implementation in before:
+        # The attribute of the property: the property itself would overwrite the sub-configurations too.
+        config._attn_implementation_internal = implementation
 
 
 def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,7 @@ pass as a graph: *values* (tensors, numbered as they appear), *operations* (what
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
 from normlens.anatomy.operations import KeyPath, OpenCall, OperationKey, all_tensors, tensors_in
+from normlens.anatomy.scope import PassScope
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,6 @@ class Recorder(TorchDispatchMode):
         self._softmaxes: dict[int, str] = {}
         self._inside: list[tuple[AttentionProduct, int]] = []  # products inside the attention that is running
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
-        self._thread = threading.get_ident()  # others may call the same model meanwhile
 
     def number(self, tensor: Tensor) -> int:
         """The value that stands for this tensor now; a tensor that was never seen is a new value."""
@@ -206,8 +203,6 @@ class Recorder(TorchDispatchMode):
         )
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
         inputs = tuple((path, self.number(t)) for path, t in tensors_in({"args": args, "kwargs": kwargs}))
         index = len(self.trace.calls)
         self._frames[-1].call()
@@ -228,8 +223,6 @@ class Recorder(TorchDispatchMode):
         self._open.append(index)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
         self._frames.pop()
         call = self.trace.calls[self._open.pop()]
         call.end = len(self.trace.operations)
@@ -271,19 +264,12 @@ class Recorder(TorchDispatchMode):
         """Softmaxes that look like attention but met no values: where, and their shape."""
         return [(self._softmaxes[key], tuple(weights.shape)) for key, weights in self._follower.waiting.items()]
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hook every module of the model and record all that runs inside the block."""
-        handles = []
+    def watch(self, scope: PassScope) -> None:
+        """Record all that runs in the scope from now on, and hook every module of the model."""
         for module in self._paths:
-            handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        try:
-            with torch.no_grad(), self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            scope.before(module, self._enter, prepend=True)
+            scope.after(module, self._leave)
+        scope.enter(self)
 
 
 def _by_group(values: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ others.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlens.anatomy.description import Place
 from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
-from normlens.anatomy.interface import unfused
 from normlens.anatomy.operations import OpenCall, OperationKey, tensors_in
+from normlens.anatomy.scope import PassScope, unfused
 
 Seen = Callable[[Place, Tensor], None]
 Attended = Callable[[nn.Module, AttentionProduct], None]
@@ -59,19 +58,24 @@ class InsideReader(TorchDispatchMode):
         self._frames: list[_Frame] = []
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
         self._paused = False
-        self._thread = threading.get_ident()  # others may call the same model meanwhile
 
-    def watch(self, model: nn.Module, hooks: ExitStack, seen: Seen, attended: Attended) -> None:
+    def watch(self, scope: PassScope, seen: Seen, attended: Attended) -> None:
         """Hook every module of the model, since calls are counted; no attention is fused, so that its softmax is seen."""
         self._seen, self._attended = seen, attended
-        hooks.enter_context(unfused())
-        # Whoever listens holds the reader: unless this end lets go, both would wait for the garbage collector.
-        hooks.callback(self._stop_telling)
-        for module in model.modules():
-            hooks.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
-            hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+        scope.enter(unfused())
+        scope.on_exit(self._close)
+        for module in scope.model.modules():
+            scope.before(module, self._enter, prepend=True)
+            scope.after(module, self._leave, always=True)
 
-    def _stop_telling(self) -> None:
+    def _close(self) -> None:
+        """Leave the dispatcher, and drop the listeners: they hold this reader.
+
+        No hook runs when a module is interrupted by Ctrl-C, so that calls may still be open here.
+        """
+        if self._watching:
+            self.__exit__(None, None, None)
+        self._frames.clear()
         self._seen = self._attended = _nobody
 
     @contextmanager
@@ -83,9 +87,7 @@ class InsideReader(TorchDispatchMode):
         finally:
             self._paused = before
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._frames:
             self._frames[-1].call.call()
         wanted = self._wanted.get((module, self._occurrences[module]), {})
@@ -101,9 +103,7 @@ class InsideReader(TorchDispatchMode):
     def _watching(self) -> bool:
         return any(frame.watching for frame in self._frames)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._frames and self._frames[-1].module is module:
             frame = self._frames.pop()
             if frame.watching and not self._watching:

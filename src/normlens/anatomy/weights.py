@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from normlens.anatomy.description import FeedForward, Gate, LayerEnd, Site, ValueMap
-from normlens.anatomy.interface import all_modules
+from normlens.anatomy.scope import all_modules
 from normlens.decompose.block import RandomCheck, stage_steps
 from normlens.decompose.feed_forward import Node
 from normlens.decompose.gates import fixed_factor

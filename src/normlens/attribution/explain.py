@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.inputs import rows_of
-from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.anatomy.interface import run_arguments
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.explain_request import AttentionRule, ExplainRequest, Reference
 from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
 from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
@@ -152,7 +153,7 @@ def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
     known = knowledge_of(lens)
     if known.padding_matters is None:
         rows = [jobs[0], jobs[-1]]
-        with evaluating(model):
+        with PassScope(model):
             alone, beside = (
                 first_tensor(model(**run_arguments(model, _padded(lens, model, mine))))[0] for mine in (rows[:1], rows)
             )

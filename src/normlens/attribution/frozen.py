@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normlens.attribution.affine import Sloped
@@ -120,6 +120,8 @@ class FrozenPass(TorchFunctionMode):
         if name in _ABOUT or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         live = noted = False
+        if any(_is_weight(x) for x in tensors(args, kwargs)):
+            args, kwargs = mapped((args, kwargs), _as_constant)
         for x in tensors(args, kwargs):
             lineage = lineage_of(x)
             if lineage is not None:
@@ -372,6 +374,18 @@ class FrozenPass(TorchFunctionMode):
         """Attention weights met values."""
         self._lineage(out).kind = self.listener.kind_of_attention(values)
         self.listener.attention(out, values, weights)
+
+
+def _is_weight(x: Tensor) -> bool:
+    """Return True for a tensor that belongs to the model and would take part in gradients, or could not."""
+    return (x.requires_grad and isinstance(x, nn.Parameter)) or x.is_inference()
+
+
+def _as_constant(x: Tensor) -> Tensor:
+    """Detach a weight, so that no flag of the user's parameters changes; copy inference tensors, which take no gradient."""
+    if not _is_weight(x):
+        return x
+    return x.clone() if x.is_inference() else x.detach()
 
 
 def _replaced(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlens.anatomy.interface import evaluating
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.items import Change, Item, in_batches, numbers
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _each(lens: Lens, items: Sequence[Item], changing: Callable[[Sequence[Item]]
         found: np.ndarray = (total / len(changes) * vectors).sum(-1).cpu().double().numpy()
         return found
 
-    with evaluating(lens.model), torch.enable_grad():
+    with PassScope(lens.model, grad=True):
         found = in_batches(items, answer)
     return [given[: len(item.ids)] for item, given in zip(items, found, strict=True)]
 

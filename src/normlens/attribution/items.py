@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from normlens.anatomy.examine import is_encoder_decoder
-from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.anatomy.interface import run_arguments
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Numbers, Question, Resolver
 from normlens.errors import InputError
 from normlens.text.encoding import TextEncoder, pad_rows, padding_id
@@ -87,7 +88,7 @@ def own_choice(lens: Lens, item: Item) -> Item:
 
 def choices(lens: Lens, item: Item) -> list[int]:
     """The entry with the largest logit: one for each position, or one where the whole text has one output."""
-    with evaluating(lens.model), torch.no_grad():
+    with PassScope(lens.model):
         found: list[int] = _logits(lens, [item])[0].argmax(-1).reshape(-1).tolist()
     return found
 
@@ -144,7 +145,7 @@ def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> 
 
 def values(lens: Lens, items: Sequence[Item]) -> Tensor:
     """The number of every item, whatever their lengths, in double precision."""
-    with evaluating(lens.model), torch.no_grad():
+    with PassScope(lens.model):
         found = in_batches(items, lambda rows: numbers(lens, rows).tolist())
     return torch.tensor(found, dtype=torch.float64)
 
@@ -159,7 +160,7 @@ def probabilities(lens: Lens, items: Sequence[Item]) -> Tensor:
                 scores = scores[[item.output, item.against]]
             yield float(scores.softmax(-1)[0 if item.against is not None else item.output])
 
-    with evaluating(lens.model), torch.no_grad():
+    with PassScope(lens.model):
         return torch.tensor(in_batches(items, answer), dtype=torch.float64)
 
 
@@ -189,15 +190,13 @@ def word_vectors(lens: Lens, change: Change) -> Iterator[None]:
         )
     seen = False
 
-    def hook(module: Any, arguments: Any, output: Tensor) -> Tensor | None:
+    def changed(module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
         nonlocal seen
         if seen:  # a model may look words up twice: the first time is its input
             return None
         seen = True
         return change(output)
 
-    handle = table.register_forward_hook(hook)
-    try:
+    with PassScope(lens.model, grad=torch.is_grad_enabled()) as scope:
+        scope.after(table, changed)
         yield
-    finally:
-        handle.remove()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normlens.anatomy.examine import is_encoder_decoder
-from normlens.anatomy.interface import evaluating
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
 from normlens.lens import Lens
@@ -148,7 +148,7 @@ class JobWriter:
             )
         prompt = self._prompt(asked)
         batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
-        with evaluating(model):
+        with PassScope(model):
             written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
         notes = prompt.notes | {"generated": True}
         if self._resolver.head == "translation":

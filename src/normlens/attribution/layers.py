@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from normlens.anatomy.scope import PassScope
 
 #: Takes the arguments of a layer and gives those with which it shall run; None where no vectors enter.
 Begin = Callable[[Any, Any], Any]
@@ -53,28 +54,14 @@ class Layers:
         self._companions: set[int] = set()
         self._leading: dict[int, _Member] = {}
 
-    @contextmanager
-    def watching(self, begin: Begin) -> Iterator[None]:
-        """Hear when a layer begins, and which of its parts runs."""
-        handles = []
-        replaced: list[tuple[nn.Module, Any]] = []
+    def watch(self, scope: PassScope, begin: Begin) -> None:
+        """Follow the layers of the scope's model, and which of their parts runs."""
         for module, member in self._members.items():
             # Not a hook: some families call a layer's `forward` themselves.
-            replaced.append((module, module.__dict__.get("forward")))
-            module.forward = self._as_layer(module.forward, member, begin)
+            scope.replace(module, "forward", functools.partial(self._as_layer, member=member, begin=begin))
             for name, unit in _units_of(module):
-                handles.append(unit.register_forward_pre_hook(self._enter(name, _is_norm(unit))))
-                handles.append(unit.register_forward_hook(self._leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module, forward in replaced:
-                if forward is None:
-                    del module.__dict__["forward"]
-                else:
-                    module.forward = forward
+                scope.before(unit, self._enter(name, _is_norm(unit)))
+                scope.after(unit, self._leave, always=True)
 
     def place(self, kind: str | None, blocks: int) -> Place:
         """Where the pass is."""
@@ -105,7 +92,6 @@ class Layers:
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
     def _as_layer(self, forward: Any, member: _Member, begin: Begin) -> Any:
-        @functools.wraps(forward)
         def layer(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             try:
@@ -130,13 +116,13 @@ class Layers:
         return True
 
     def _enter(self, name: str, is_norm: bool) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._units.append(name)
             self._orders.setdefault(self.number, []).append((name, is_norm))
 
         return enter
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._units:
             self._units.pop()
 

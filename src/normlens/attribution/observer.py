@@ -9,7 +9,6 @@ all that still enters can be added up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normlens.anatomy.inputs import sequences_first
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
@@ -161,9 +161,9 @@ class Observer:
 
     # ---- layers --------------------------------------------------------------------------------------------------
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Hear of layers and their parts while a pass runs."""
-        return self.layers.watching(self._begin)
+    def watch(self, scope: PassScope) -> None:
+        """Follow layers and their parts while a pass runs."""
+        self.layers.watch(scope, self._begin)
 
     @property
     def layer(self) -> int:

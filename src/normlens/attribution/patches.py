@@ -1,8 +1,7 @@
 """What stands in for parts of a model's code while a frozen pass runs; all is put back afterwards.
 
-This is the one place of `attribution` that changes something outside of it for a while: functions of modelling modules that
-run a recurrence, and `torch.autograd.Function.apply` and `torch.no_grad`, behind which a model's code would be invisible.
-All of them do what they always did in every thread but the one that runs the pass.
+Functions of modelling modules that run a recurrence, and `torch.autograd.Function.apply` and `torch.no_grad`, behind which a
+model's code would be invisible. The scope restores them, and they are unchanged in other threads.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.rules import words
 
@@ -36,51 +36,35 @@ _RECURRENCES = (
 _patching = threading.RLock()
 
 
-def _here() -> Callable[[], bool]:
-    """Whether code runs in the thread that asks now."""
-    mine = threading.get_ident()
-    return lambda: threading.get_ident() == mine
-
-
-@contextmanager
-def seen_through(model: nn.Module, run: FrozenPass) -> Iterator[None]:
+def expose_hidden_ops(scope: PassScope, run: FrozenPass) -> None:
     """Make recurrences and autograd functions of the model's own code visible to the rules."""
-    with _patching, ExitStack() as stack:  # one at a time: each puts back what it found
-        stack.enter_context(_open_functions())
-        stack.enter_context(_gradients_everywhere())
-        for module in {type(part).__module__ for part in model.modules()}:
-            stack.enter_context(_held_weights(sys.modules.get(module), run))
-        yield
+    scope.enter(_patching)  # functions of the whole process: one pass at a time replaces them
+    _open_functions(scope)
+    _keep_gradients(scope)
+    for name in {type(part).__module__ for part in scope.model.modules()}:
+        module = sys.modules.get(name)
+        if module is not None and not name.startswith("torch."):
+            _hold_weights(scope, module, run)
 
 
-@contextmanager
-def _held_weights(module: Any, run: FrozenPass) -> Iterator[None]:
-    names = {} if module is None or module.__name__.startswith("torch.") else vars(module)
-    found: dict[str, Callable[..., Any]] = {}
-    for name, function in names.items():
-        if inspect.isfunction(function):
-            try:
-                arguments = set(inspect.signature(function).parameters)
-            except (TypeError, ValueError):
-                continue
-            if any(known <= arguments for known in _RECURRENCES):
-                found[name] = function
-    try:
-        for name, function in found.items():
-            setattr(module, name, _with_held_weights(function, run))
-        yield
-    finally:
-        for name, function in found.items():
-            setattr(module, name, function)
+def _hold_weights(scope: PassScope, module: ModuleType, run: FrozenPass) -> None:
+    for name, function in list(vars(module).items()):
+        if not inspect.isfunction(function):
+            continue
+        try:
+            arguments = set(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            continue
+        if any(known <= arguments for known in _RECURRENCES):
+            scope.replace(module, name, functools.partial(_with_held_weights, run=run))
 
 
 def _with_held_weights(function: Callable[..., Any], run: FrozenPass) -> Callable[..., Any]:
-    """A recurrence whose decays, step sizes, queries and keys are held: its values alone are parts."""
-    signature, here = inspect.signature(function), _here()
+    """Return a recurrence whose decays, step sizes, queries and keys are held: its values alone are parts."""
+    signature = inspect.signature(function)
 
-    @functools.wraps(function)
     def recur(*args: Any, **kwargs: Any) -> Any:
-        if not here() or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         for name, value in given.arguments.items():
@@ -100,47 +84,38 @@ class _Context:
         return lambda *args, **kwargs: None
 
 
-@contextmanager
-def _open_functions() -> Iterator[None]:
+def _open_functions(scope: PassScope) -> None:
     """Run the forward code of a model's own autograd functions as ordinary code."""
-    own, here = torch.autograd.Function.__dict__["apply"], _here()
+    own = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if (
-            not here()
+            not scope.here
             or cls.__module__.startswith(("normlens.", "torch."))
             or cls.setup_context is not torch.autograd.Function.setup_context
         ):
             return own.__func__(cls, *args, **kwargs)
         return cls.forward(_Context(), *args, **kwargs)
 
-    try:
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        yield
-    finally:
-        torch.autograd.Function.apply = own  # type: ignore[method-assign]
+    scope.set(torch.autograd.Function, "apply", classmethod(apply))
 
 
-@contextmanager
-def _gradients_everywhere() -> Iterator[None]:
-    """Some families run early cycles or whole layers without gradients; they are part of the map all the same."""
-    enter, leave, here = torch.no_grad.__enter__, torch.no_grad.__exit__, _here()
-    passed: set[int] = set()  # blocks of the model's own code that were entered without effect
+def _keep_gradients(scope: PassScope) -> None:
+    """Ignore `torch.no_grad` in the model's code: what some families run without gradients is part of the map too."""
+    enter, leave = torch.no_grad.__enter__, torch.no_grad.__exit__
+    ignored: set[int] = set()  # blocks of the model's own code that were entered without effect
 
     def entered(block: Any) -> None:
-        if here():
-            passed.add(id(block))
+        if scope.here:
+            ignored.add(id(block))
         else:
             enter(block)
 
     def left(block: Any, *args: Any) -> None:
-        if here() and id(block) in passed:
-            passed.discard(id(block))
+        if scope.here and id(block) in ignored:
+            ignored.discard(id(block))
         else:
             leave(block, *args)
 
-    try:
-        torch.no_grad.__enter__, torch.no_grad.__exit__ = entered, left  # type: ignore[method-assign]
-        yield
-    finally:
-        torch.no_grad.__enter__, torch.no_grad.__exit__ = enter, leave  # type: ignore[method-assign]
+    scope.set(torch.no_grad, "__enter__", entered)
+    scope.set(torch.no_grad, "__exit__", left)

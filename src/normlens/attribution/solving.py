@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of
-from normlens.anatomy.interface import Rounding, evaluating, fresh, run_arguments
+from normlens.anatomy.interface import Rounding, fresh, run_arguments
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
@@ -21,9 +21,6 @@ from normlens.attribution.term_proof import Subject, check_edges, check_finite, 
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import DecompositionError, InputError, NormlensError
 from normlens.lens import Lens
-
-#: Attention implementations whose operations the rules can see; any other is run as the family's eager one.
-_SEEN = ("eager", "sdpa")
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class _Batch:
             for step in range(len(questions[0]))
         ]
         own = None if kind in known else self._own_numbers(inputs, steps[0])
-        with torch.inference_mode(False), evaluating(model), _seen_attention(model), torch.enable_grad():
+        with PassScope(model, grad=True):
             arguments = mapped(run_arguments(model, fresh(dict(inputs))), _outside_of_inference)
             run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
@@ -160,17 +157,3 @@ def _one_row(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
         name: x[row : row + 1] if isinstance(x, Tensor) and x.ndim and x.shape[0] == rows else x
         for name, x in inputs.items()
     }
-
-
-@contextmanager
-def _seen_attention(model: nn.Module) -> Iterator[None]:
-    """Run attention by functions that the rules see: the model's own eager or fused one."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if name in (None, *_SEEN) or not hasattr(model, "set_attn_implementation"):
-        yield
-        return
-    try:
-        model.set_attn_implementation("eager")  # type: ignore[operator]
-        yield
-    finally:
-        model.set_attn_implementation(name)  # type: ignore[operator]

@@ -10,17 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlens.anatomy.interface import use_implementation
+from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import TopEdges, with_heads
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import Place
 from normlens.attribution.observer import Observer, Replayed, Wanted, by_position
-from normlens.attribution.patches import seen_through
+from normlens.attribution.patches import expose_hidden_ops
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError
 
 #: How far `direct` may be from the number: by the type that the model computes in, since it is added up along the stream.
 _DIRECT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
+#: Attention implementations whose operations the rules can see; any other is run as the family's eager one.
+_VISIBLE = ("eager", "sdpa")
 #: One number for each row of a model's output.
 Select = Callable[[Any], Tensor]
 #: Stack, layer (0: the head) and block, or kind of attention.
@@ -384,12 +388,10 @@ def _nothing_saved() -> AbstractContextManager[Any]:
 
 def run_frozen(model: nn.Module, inputs: Mapping[str, Any], frozen: FrozenPass, observer: Observer) -> Any:
     """The forward pass of the model's own code, with gradients for what is live and for nothing else."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        with torch.enable_grad(), observer.watching(), seen_through(model, frozen), frozen:
-            return model(**inputs)
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+    with PassScope(model, grad=True) as scope:
+        if getattr(getattr(model, "config", None), "_attn_implementation", None) not in (None, *_VISIBLE):
+            use_implementation(scope, "eager")
+        observer.watch(scope)
+        expose_hidden_ops(scope, frozen)
+        scope.enter(frozen)
+        return model(**inputs)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy, Gate
 from normlens.anatomy.examine import backbone, few_tokens
-from normlens.anatomy.interface import evaluating, run_arguments
+from normlens.anatomy.interface import run_arguments
+from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
 from normlens.capture import SiteResult
 from normlens.decompose.block import Block, BlockTensors
@@ -153,7 +154,7 @@ _SHOWN = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cro
 def shown_attentions(body: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
     """The attention weights that the model itself shows, by field; nothing where it does not know the question."""
     try:
-        with evaluating(body):
+        with PassScope(body):
             output = body(**run_arguments(body, inputs), output_attentions=True)
     except Exception:  # every family fails in its own way at an argument that it does not have
         return {}
@@ -187,7 +188,8 @@ def check_all_captured(lens: Lens) -> None:
     """As many sites as there are products of attention weights and values under the model's own eager attention."""
     body = backbone(lens.model)
     recorder = Recorder(body)
-    with evaluating(body), recorder.watching():
+    with PassScope(body) as scope:
+        recorder.watch(scope)
         body(**run_arguments(body, few_tokens(body)))
     captured = sum(site.calls for site in lens.anatomy.sites)
     if recorder.trace.products != captured:

@@ -1,0 +1,201 @@
+"""The one object that changes a user's model during a pass, for the thread of the pass alone, and restores it.
+
+Hooks, replaced methods, the attention implementation, training mode and grad mode: whatever a pass installs, it installs
+through a `PassScope`. Leaving the scope restores everything, on success, on an error and on an interruption. Hooks and
+replaced methods do nothing in other threads: a model that its user calls meanwhile runs as it always does.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from normlens.decompose.process import WhileNeeded
+from normlens.errors import InputError
+
+Entered = TypeVar("Entered")
+
+
+@dataclass
+class _ModelLock:
+    """Admits one pass at a time."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    reader: int | None = None  # the thread that reads a stream; the pass of a stream runs in a thread of its own
+
+
+_locks: WeakKeyDictionary[nn.Module, _ModelLock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def _lock_of(model: nn.Module) -> _ModelLock:
+    """Return the lock of a model; a wrapper (a head, an adapter) shares the lock of what it wraps.
+
+    The key is the first module that owns a parameter, which wrapper and wrapped model have in common.
+    """
+    owner = model
+    for module in model.modules():
+        if any(parameter is not None for parameter in module._parameters.values()):
+            owner = module
+            break
+    with _locks_lock:
+        return _locks.setdefault(owner, _ModelLock())
+
+
+def is_streaming(model: nn.Module) -> bool:
+    """Return True if a stream on this model is open in this thread."""
+    return _lock_of(model).reader == threading.get_ident()
+
+
+@contextmanager
+def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[None]:
+    """Hold the model's lock; `reader` is the thread that reads a stream."""
+    known = _lock_of(model)
+    if known.reader == threading.get_ident():
+        raise InputError(
+            "a stream on this model is still open in this thread; read it to its end, or close() it, then start the next "
+            "pass"
+        )
+    with known.lock:
+        before, known.reader = known.reader, known.reader if reader is None else reader
+        try:
+            yield
+        finally:
+            known.reader = before
+
+
+def _turn_off_fused_attention(undo: ExitStack) -> None:
+    undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
+    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+
+
+#: Disables fused attention, so that a softmax in a family's own code (or in plain PyTorch) is visible.
+unfused = WhileNeeded(_turn_off_fused_attention)
+#: Disables torch.compile: a compiled call would not run hooks and handlers, or would compile them.
+_uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
+
+
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """List what `model.modules()` yields, without a generator for every level: this runs in every pass.
+
+    A module that stands in several places comes several times.
+    """
+    found: list[nn.Module] = []
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None:
+            found.append(module)
+            waiting.extend(module._modules.values())
+    return found
+
+
+class PassScope:
+    """One pass through a model: holds the model's lock, runs it in eval mode, and restores all changes.
+
+    Args:
+        model: The model that the pass runs.
+        grad: Grad mode of the pass.
+        reader: The thread that reads the results, where that is another one (streams).
+
+    Example:
+        >>> with PassScope(model) as scope:
+        ...     scope.before(model.layer, read)
+        ...     model(**inputs)
+    """
+
+    def __init__(self, model: nn.Module, *, grad: bool = False, reader: int | None = None) -> None:
+        self.model = model
+        self._grad, self._reader = grad, reader
+        self._thread = threading.get_ident()
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            undo.enter_context(one_pass_at_a_time(self.model, self._reader))
+            modules = all_modules(self.model)
+            training = [module for module in modules if module.training]
+            undo.callback(_set_training, training, True)
+            _set_training(training, False)
+            if any(_is_compiled(module) for module in modules):
+                undo.enter_context(_uncompiled())
+            undo.enter_context(torch.inference_mode(False) if self._grad else nullcontext())
+            undo.enter_context(torch.set_grad_enabled(self._grad))
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+    @property
+    def here(self) -> bool:
+        """True in the thread of the pass."""
+        return threading.get_ident() == self._thread
+
+    def enter(self, context: AbstractContextManager[Entered]) -> Entered:
+        """Enter a context that ends with the scope."""
+        return self._undo.enter_context(context)
+
+    def on_exit(self, restore: Callable[..., Any], *args: Any) -> None:
+        """Call `restore` when the scope ends."""
+        self._undo.callback(restore, *args)
+
+    def before(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> None:
+        """Call `hook(module, args, kwargs)` before each call of the module."""
+        guarded = self._guarded(hook)
+        self._undo.callback(module.register_forward_pre_hook(guarded, with_kwargs=True, prepend=prepend).remove)
+
+    def after(self, module: nn.Module, hook: Callable[..., Any], *, always: bool = False) -> None:
+        """Call `hook(module, args, kwargs, output)` after each call of the module; `always`: after an error too."""
+        guarded = self._guarded(hook)
+        self._undo.callback(module.register_forward_hook(guarded, with_kwargs=True, always_call=always).remove)
+
+    def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run_hook(*args: Any) -> Any:
+            return hook(*args) if self.here else None
+
+        return run_hook
+
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace the function `owner.name` by `make(function)`; other threads go on calling the function itself."""
+        function = getattr(owner, name)
+        replacement = make(function)
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return replacement(*args, **kwargs) if self.here else function(*args, **kwargs)
+
+        self.set(owner, name, guarded)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute, and restore it (or its absence) when the scope ends."""
+        names = vars(owner)
+        if name in names:
+            self._undo.callback(setattr, owner, name, names[name])
+        else:
+            self._undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+
+def _set_training(modules: list[nn.Module], training: bool) -> None:
+    for module in modules:
+        module.training = training
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return True for a module compiled by `compile()`, or by `torch.compile` of it or of its forward."""
+    return (
+        module._compiled_call_impl is not None
+        or "_orig_mod" in module._modules
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+    )
