@@ -50,7 +50,7 @@ def test_terms_add_up(family: str, attention: str) -> None:
 def test_a_pass_leaves_no_graph_behind(family: str, wanted: Wanted, chosen: bool) -> None:
     """A hook that holds its own tensor keeps the whole graph, for ever: no collector sees a ring through it."""
     run = Run(headed(family, torch.float32), {"input_ids": ids_of(6)[None]}, wanted, chosen=chosen)
-    leaf = weakref.ref(run.observer.leaves[0][1])
+    leaf = weakref.ref(run.observer.stacks[0].leaf)
     run.explain(lambda output: output.logits[:, 3, 11])
     del run
     gc.collect()
@@ -59,7 +59,7 @@ def test_a_pass_leaves_no_graph_behind(family: str, wanted: Wanted, chosen: bool
 
 def test_a_pass_that_fails_leaves_no_graph_behind() -> None:
     run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, Wanted(), chosen=False)
-    leaf = weakref.ref(run.observer.leaves[0][1])
+    leaf = weakref.ref(run.observer.stacks[0].leaf)
     with pytest.raises(AnatomyError, match="needs a way from the input vectors"):
         run.explain(lambda output: output.logits[:, 3, 11].detach())
     del run

@@ -147,7 +147,7 @@ def test_families_that_are_hard(family: str) -> None:
             assert found.proof.replay < 1e-4
 
 
-@pytest.mark.parametrize(("family", "says"), [("perceiver", "one for each position"), ("yoso", "`acos`")])
+@pytest.mark.parametrize(("family", "says"), [("perceiver", "not one for each of the 9 input positions"), ("yoso", "`acos`")])
 def test_families_that_are_refused(family: str, says: str) -> None:
     model = tiny_model(family)
     with pytest.raises(AnatomyError, match=says):

@@ -49,7 +49,7 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
             )
         if name.endswith("input_ids"):
             _check_ids(model, name, value)
-        if value.is_floating_point() and not any(word in name for word in _SHARED) and not bool(value.isfinite().all()):
+        if value.is_floating_point() and not is_shared(name) and not bool(value.isfinite().all()):
             raise InputError(
                 f"vectors must be finite numbers: {name} holds NaN or infinity; look at how they were made"
             )
@@ -63,8 +63,13 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
 
 def sequences_first(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors of the inputs; a mask or a position may be one for all sequences, so these come last."""
-    named = sorted(inputs.items(), key=lambda item: any(word in item[0] for word in _SHARED))
+    named = sorted(inputs.items(), key=lambda item: is_shared(item[0]))
     return [(name, value) for name, value in named if isinstance(value, Tensor)]
+
+
+def is_shared(name: str) -> bool:
+    """Return True for an input that may be the same for all sequences: a mask, a position, a bias."""
+    return any(word in name for word in _SHARED)
 
 
 def rows_of(inputs: Mapping[str, Any]) -> int:

@@ -236,7 +236,7 @@ def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]
 def fresh(value: Any) -> Any:
     """A copy of what the user gave: a model may write into its inputs (a cache grows), and nothing of theirs changes."""
     if isinstance(value, Tensor):
-        return value.detach().clone() if value.is_floating_point() else value
+        return value.detach().clone()
     if isinstance(value, OrderedDict):  # the outputs of transformers' models are dictionaries with fields
         return type(value)(**{name: fresh(item) for name, item in value.items()})
     if type(value) in (list, tuple):

@@ -112,7 +112,10 @@ def _prepared_job(
     direction: bool,
 ) -> Job:
     """One row of prepared tensors: its labels, and the number that is asked for."""
-    two_sided = is_encoder_decoder(resolver.model) and any(name.startswith("decoder_input") for name in inputs)
+    both = is_encoder_decoder(resolver.model)
+    two_sided = both and any(name.startswith("decoder_input") for name in inputs)
+    if both and not two_sided and "labels" in inputs:
+        raise InputError("explain_inputs() needs decoder_input_ids, got labels; pass the tokens that the decoder reads")
 
     def side(decoder: bool) -> Tokens:
         real = real_positions(inputs, row, decoder=decoder)

@@ -135,7 +135,9 @@ def _members(model: nn.Module) -> dict[nn.Module, _Member]:
         for child in module.children():
             if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
                 for index, member in enumerate(child.children()):
-                    if sum(p.ndim >= 2 for p in member.parameters()) >= 2:
+                    if isinstance(member, nn.ModuleList | nn.ModuleDict):  # a list of lists: these are not called
+                        visit(nn.ModuleList([member]))
+                    elif sum(p.ndim >= 2 for p in member.parameters()) >= 2:
                         found.setdefault(member, _Member(id(module), id(child), index))
                     else:
                         visit(member)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
+from normlens.attribution.lookups import Root, follow, look_up
 from normlens.attribution.operands import mapped, tensors
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError, InputError
@@ -40,13 +42,12 @@ class Entrance:
 
 
 @dataclass
-class Lookup:
-    """What was looked up by token id: in which layer (0: before the first), for which side, and in which table."""
+class Stack:
+    """A stack of layers: the leaf that takes the place of its input vectors, and the positions that these belong to."""
 
-    layer: int
-    side: int
+    entrance: Entrance
     leaf: Tensor
-    table: Tensor
+    root: Root | None  # what its vectors were made from; None: it could not be followed
 
 
 @dataclass
@@ -79,7 +80,6 @@ class Block:
     layer: int
     kind: str
     output: Tensor
-    axes: tuple[int, int]
     given: Tensor | None = None  # row key
     leaf: Tensor | None = None  # its output in the stream without branches, for `direct`
 
@@ -117,8 +117,9 @@ class Crossing:
 class Replayed:
     """A pass on other input vectors: those of the recorded pass, each multiplied by a number."""
 
-    vectors: list[Tensor]
-    factors: list[Tensor]  # row position
+    stacks: list[Stack]
+    roots: list[int | None]  # the stack to which each root belongs, in their order
+    factors: list[Tensor]  # row position, for each stack
 
 
 class Kept:
@@ -132,6 +133,10 @@ class Kept:
         self.tensor = self.tensor.clone()
 
 
+#: Axes of rows and positions: the usual order; several streams in front; positions first; channels in between.
+_ORDERS = ((0, 1), (1, 2), (1, 0), (0, 2))
+
+
 class Observer:
     """The layers of one pass."""
 
@@ -141,13 +146,12 @@ class Observer:
         self.wanted = wanted
         self.replayed = replayed
         self.rows, self.lengths = _shape_of(inputs)
-        self.ids = [x for name, x in inputs.items() if isinstance(x, Tensor) and name.endswith("input_ids")]
         self.layers = Layers(model)
         self.side: int | None = None
         self.entrances: list[Entrance] = []
-        self.leaves: list[tuple[Entrance, Tensor]] = []
+        self.stacks: list[Stack] = []
         self.shadows: list[Tensor | None] = []  # the entrance of each stack's stream without branches
-        self.lookups: list[Lookup] = []
+        self.roots: list[Root] = []
         self.constants: list[tuple[Place, Tensor]] = []
         self.shadow_constants: list[Tensor] = []
         self.crossings: list[Crossing] = []
@@ -176,52 +180,49 @@ class Observer:
         if found is None:
             return None
         with torch._C.DisableTorchFunction():  # what is done here is no part of the model
-            return self._entered(*found, args, kwargs)
+            return self._entered(found, args, kwargs)
 
-    def _hidden(self, args: Any, kwargs: Any) -> tuple[Tensor, tuple[int, int]] | None:
-        """The tensor with one vector for each position, and where rows and positions stand in it."""
+    def _hidden(self, args: Any, kwargs: Any) -> Tensor | None:
+        """The tensor with one vector for each position: the first one that depends on the inputs, if one does."""
         named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
-        for x in (*tensors(args), *named, *tensors(kwargs)):
-            if isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 3:
-                axes = self._axes(x)
-                return None if axes is None else (x, axes)
-        return None
+        found = [x for x in tensors(args, named, kwargs) if x.is_floating_point() and x.ndim >= 3]
+        live = [x for x in found if x.requires_grad]
+        return next(iter(live or found), None)
 
-    def _axes(self, x: Tensor) -> tuple[int, int] | None:
-        shape = x.shape
-        orders = ((0, 1), (1, 2), (1, 0), (0, 2))  # the usual one; several streams in front; positions first; channels
-        for rows, positions in orders:
-            if max(rows, positions) < x.ndim and shape[rows] == self.rows and shape[positions] in self.lengths:
-                return rows, positions
-        return (0, 1) if shape[0] == self.rows else None  # padded by the model itself
-
-    def _entered(self, vectors: Tensor, axes: tuple[int, int], args: Any, kwargs: Any) -> Any:
+    def _entered(self, vectors: Tensor, args: Any, kwargs: Any) -> Any:
         lineage = lineage_of(vectors)
         side = lineage.side if lineage is not None else None
         first = not vectors.requires_grad or (lineage is not None and side is None)
+        if first:
+            place = self._placed(vectors)
+            if place is None:
+                return None
         self.layers.number += 1
         if first:
-            self._check_aligned(vectors, axes)
-            side = len(self.leaves)
+            assert place is not None
+            axes, root = place
+            side = len(self.stacks)
             if self.replayed is not None:
                 # As recorded: what comes before the first layer is no part of the map.
-                kept = self.replayed.vectors[side] * _along(self.replayed.factors[side], vectors, axes)
+                before = self.replayed.stacks[side].entrance.vectors
+                assert before is not None
+                kept = before * _along(self.replayed.factors[side], vectors, axes)
             else:
                 kept = vectors.detach().clone()
             entrance = Entrance(self.layer, side, 1, kept, axes)
             entrance.before = vectors if vectors.requires_grad and self.replayed is None else None
             leaf = kept.clone().requires_grad_()
-            self.leaves.append((entrance, leaf))
+            self.stacks.append(Stack(entrance, leaf, root))
             taken = leaf.clone()
         else:
-            side = self.side if side is None else side
+            side = (self.side or 0) if side is None else side
             number = 1 + sum(e.stack == side for e in self.entrances)
-            entrance = Entrance(self.layer, side or 0, number, None, axes)
+            entrance = Entrance(self.layer, side, number, None, self._same_axes(vectors, side))
             taken = vectors.clone()
             held = self.keep(vectors)
 
             def read(gradient: Tensor) -> None:
-                entrance.given = by_position(held.tensor, gradient, axes)
+                entrance.given = by_position(held.tensor, gradient, entrance.axes)
 
             if self.replayed is None:
                 self.listen(taken, read)
@@ -246,21 +247,81 @@ class Observer:
             kwargs, lambda x: taken if x is vectors else x
         )
 
-    def _check_aligned(self, vectors: Tensor, axes: tuple[int, int]) -> None:
-        """Where a model pads by itself, its vectors must still be one for each position."""
-        if vectors.shape[axes[1]] in self.lengths or self.replayed is not None:
-            return
-        for leaf in [lookup.leaf for lookup in self.lookups] if vectors.requires_grad else ():
-            position = min(self.lengths) - 1
-            (reached,) = torch.autograd.grad(
-                vectors.select(axes[1], position).sum(), leaf, retain_graph=True, allow_unused=True
+    # ---- positions -----------------------------------------------------------------------------------------------
+
+    def _placed(self, vectors: Tensor) -> tuple[tuple[int, int], Root | None] | None:
+        """Axes of rows and positions of the vectors that enter a stack, and what they were made from.
+
+        Decided by where one entry of them comes from, not by the sizes of axes, which may coincide.
+        """
+        if self.replayed is not None:
+            recorded = self.replayed.stacks[len(self.stacks)]
+            return recorded.entrance.axes, recorded.root
+        roots = self.roots if vectors.requires_grad else []
+        for root, axes in product(roots, _ORDERS):
+            if not self._comes_from(vectors, axes, root):
+                continue
+            if root.positions.moved and (not self.stacks or vectors.shape[axes[1]] not in self.lengths):
+                raise AnatomyError(
+                    "the code of this model moves or adds tokens before its first layer, which takes "
+                    f"{vectors.shape[axes[1]]}, so that its terms belong to no token of the input; analyze() may still "
+                    "support it"
+                )
+            return axes, root
+        fitting = [axes for axes in _ORDERS if any(self._fits(vectors, axes, length) for length in self.lengths)]
+        if not fitting and not roots:
+            return None  # no vectors of positions
+        if roots or len(fitting) > 1:
+            raise AnatomyError(
+                f"the vectors that enter the first layer, of shape {tuple(vectors.shape)}, are not one for each of the "
+                f"{', '.join(map(str, sorted(self.lengths)))} input positions, so that this model's terms belong to no "
+                "token; analyze() may still support it"
             )
-            if reached is not None and [int(i) for i in reached.abs().sum((0, 2)).nonzero().flatten()] == [position]:
-                return
-        raise AnatomyError(
-            f"the vectors that enter the first layer must be one for each position: {vectors.shape[axes[1]]} enter for "
-            f"{', '.join(map(str, sorted(self.lengths)))} positions, so this model's terms belong to no token"
-        )
+        return fitting[0], None
+
+    def _fits(self, vectors: Tensor, axes: tuple[int, int], length: int) -> bool:
+        rows, positions = axes
+        shape = vectors.shape
+        return max(axes) < vectors.ndim and shape[rows] == self.rows and shape[positions] == length
+
+    def _comes_from(self, vectors: Tensor, axes: tuple[int, int], root: Root) -> bool:
+        """Return True if rows and positions of the vectors are those of the root: one entry is followed back to it.
+
+        It comes from its own position alone, or, where neighbours are mixed in, from some positions and its own.
+        """
+        rows, positions = axes
+        last = root.length - 1
+        own = [0, last] if last else [self.rows - 1, 0]
+        shape = vectors.shape
+        if max(axes) >= vectors.ndim or shape[rows] != self.rows or shape[positions] < root.length:
+            return False
+        index: list[Any] = [slice(None)] * vectors.ndim
+        index[rows], index[positions] = own
+        entry = vectors[tuple(index)]
+        # Random, so that a normalization, whose result adds up to a constant, does not cancel.
+        drawn = torch.randn(entry.shape, generator=torch.Generator().manual_seed(0)).to(entry)
+        (gradient,) = torch.autograd.grad((entry * drawn).sum(), root.leaf, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return False
+        reached: list[list[int]] = gradient.movedim(root.axes, (0, 1)).flatten(2).abs().sum(-1).nonzero().tolist()
+        if own not in reached or reached == [own]:
+            return reached == [own]
+        fitting = [order for order in _ORDERS if self._fits(vectors, order, root.length)]
+        return axes in fitting and (len(reached) < root.length or (last <= 1 and len(fitting) == 1))
+
+    def _same_axes(self, vectors: Tensor, side: int) -> tuple[int, int]:
+        """The stack's axes at a later layer; elsewhere the usual ones, and then states belong to no position."""
+        entrance = self.stacks[side].entrance
+        assert entrance.vectors is not None
+        return entrance.axes if vectors.ndim == entrance.vectors.ndim else (0, 1)
+
+    def root_stacks(self) -> list[int | None]:
+        """The stack to which each root belongs: the one whose vectors were made from the same positions."""
+        found: list[int | None] = []
+        for root in self.roots:
+            owners = [n for n, stack in enumerate(self.stacks) if stack.root and stack.root.positions is root.positions]
+            found.append(owners[0] if owners else None)
+        return found
 
     def forget_gradients(self) -> None:
         """Before a backward pass: what an earlier one brought."""
@@ -294,30 +355,35 @@ class Observer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.leaves, self.lookups, self.attentions, self.blocks = [], [], [], []
+        self.roots, self.attentions, self.blocks = [], [], []
         for entrance in self.entrances:
             entrance.before = None
+        for stack in self.stacks:
+            stack.leaf = stack.leaf.detach()
         self.shadows, self.shadow_constants, self.last, self._kept = [], [], None, {}
 
     # ---- heard from the pass -------------------------------------------------------------------------------------
 
     def looked_up(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
-        """What is looked up by token id belongs to that position, wherever it enters."""
-        if name != "embedding":
+        """Follow token ids; what a table gives for them belongs to their positions, wherever it enters."""
+        root = look_up(self.layer, name, args, kwargs, out)
+        if root is None:
+            follow(name, args, kwargs, out)
             return out
-        ids = args[0] if args else kwargs["input"]
-        for number, mine in enumerate(self.ids):
-            if ids is mine or _continues(ids, mine):
-                leaf = out.detach()
-                if self.replayed is not None and number < len(self.replayed.factors):
-                    leaf = leaf * _along(self.replayed.factors[number][:, : leaf.shape[1]], leaf, (0, 1))
-                leaf = leaf.clone().requires_grad_()
-                table = args[1] if len(args) > 1 else kwargs["weight"]
-                self.lookups.append(Lookup(self.layer, number, leaf, table))
-                taken = leaf.clone()
-                remember(taken, Lineage(self.layer, None))
-                return taken
-        return out
+        return self.add_root(root)
+
+    def add_root(self, root: Root) -> Tensor:
+        """Make a root a leaf of the backward pass; gives what takes its place."""
+        vectors = root.leaf.detach()
+        if self.replayed is not None:
+            side = self.replayed.roots[len(self.roots)]
+            if side is not None:
+                vectors = vectors * _along(self.replayed.factors[side][:, : root.length], vectors, root.axes)
+        root.leaf = vectors.clone().requires_grad_()
+        self.roots.append(root)
+        taken = root.leaf.clone()
+        remember(taken, Lineage(self.layer, None))
+        return taken
 
     def keep(self, tensor: Tensor) -> Kept:
         """The numbers of a tensor for the backward pass."""
@@ -440,13 +506,13 @@ class Observer:
         if self.replayed is not None or not (self.wanted.blocks or self.wanted.direct):
             return
         found = lineage_of(branch)
-        axes = self.entrances[-1].axes
         for part in (branch,) if found is None or found.parts is None else found.parts:
             mine = lineage_of(part)
-            block = Block(self.layer, (mine.kind if mine is not None else None) or "feed_forward", part, axes)
+            block = Block(self.layer, (mine.kind if mine is not None else None) or "feed_forward", part)
             self.blocks.append(block)
             if self.wanted.blocks and part.requires_grad:
-                self.listen(part, self._block_reader(block, self.keep(part)))
+                # At the sum: a part may be used once more on its way there (`y + g(y)`), and that use is another part's.
+                self.listen(out, self._block_reader(block, self.keep(part)))
             if lineage.shadow is not None:
                 block.leaf = part.detach().clone().requires_grad_()
                 lineage.shadow = lineage.shadow + block.leaf
@@ -455,13 +521,19 @@ class Observer:
             self.listen(out, self._last_reader(self.last))
 
     def _block_reader(self, block: Block, kept: Kept) -> Callable[[Tensor], None]:
+        """Read what a part of the residual sum gave, where its positions can be told."""
+        rows, positions = axes = self.entrances[-1].axes
+        vectors = self.stacks[self.side or 0].entrance.vectors
+        assert vectors is not None
+        length = vectors.shape[positions]
+
         def read(gradient: Tensor) -> None:
-            shape = kept.tensor.shape
-            if len(shape) == 2 and shape[0] % self.rows == 0 and shape[0] // self.rows in self.lengths:
-                by_rows = (self.rows, -1, shape[1])
-                block.given = by_position(kept.tensor.reshape(by_rows), gradient.reshape(by_rows), (0, 1))
-            elif len(shape) > max(block.axes) and shape[block.axes[0]] == self.rows:
-                block.given = by_position(kept.tensor, gradient, block.axes)
+            given, shape = kept.tensor, kept.tensor.shape
+            if len(shape) == 2 and axes == (0, 1) and shape[0] == self.rows * length:
+                given, gradient = (x.unflatten(0, (self.rows, length)) for x in (given, gradient))
+                shape = given.shape
+            if len(shape) > max(axes) and (shape[rows], shape[positions]) == (self.rows, length):
+                block.given = by_position(given, gradient, axes)
 
         return read
 
@@ -494,13 +566,6 @@ def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
     """Factors of rows and positions, shaped to multiply vectors."""
     shaped = factors.to(like.dtype).reshape(*factors.shape, *[1] * (like.ndim - 2))
     return shaped.movedim((0, 1), axes)
-
-
-def _continues(ids: Tensor, mine: Tensor) -> bool:
-    """Whether these are the row's ids, perhaps with padding of the model's own after them."""
-    if ids.ndim != mine.ndim or ids.shape[0] != mine.shape[0] or ids.shape[-1] < mine.shape[-1]:
-        return False
-    return torch.equal(ids[..., : mine.shape[-1]], mine)
 
 
 def _shape_of(inputs: Mapping[str, Any]) -> tuple[int, set[int]]:

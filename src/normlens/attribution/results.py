@@ -36,7 +36,7 @@ def explanation(
     solved: Solved,
 ) -> Explanation:
     """The result of one row: its arrays, its value, its proof and its record."""
-    labels = _labels(resolver, inputs, row, job, solved)
+    labels = _labels(lens, resolver, inputs, row, job, solved)
     found = labelled(solved.steps, labels, request.parts, request.edges_top)
     if request.by_name and found.left_out:
         raise InputError(
@@ -53,7 +53,7 @@ def explanation(
         "model": lens.identity,
         **_asked(resolver, labels, job, solved),
         "attention": request.attention,
-        "reference": request.reference if any(w is not None for w in solved.steps[0].words) else "zero",
+        "reference": _baseline(request, labels, solved),
         "parts": [part for part in request.parts if part not in found.left_out],
         "left_out": found.left_out,
         "direction": request.direction is not None,
@@ -65,7 +65,18 @@ def explanation(
     return Explanation(found.sites, found.value, Proof(gap, over_value, solved.replay, solved.output), record)
 
 
-def _labels(resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: Solved) -> Labels:
+def _baseline(request: ExplainRequest, labels: Labels, solved: Solved) -> Any:
+    """What tokens were measured from: one name, or one for each site where they differ.
+
+    Vectors that were handed in were looked up in no table, so they are measured from zero.
+    """
+    if request.reference == "zero":
+        return "zero"
+    used = ["zero" if given is None else "mean" for given in solved.steps[0].words]
+    return used[0] if len(set(used)) == 1 else dict(zip(labels.sites, used, strict=True))
+
+
+def _labels(lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: Solved) -> Labels:
     names = [str(resolver.name(answer.output)) for answer in solved.answers]
     source = real_positions(inputs, row, decoder=False)
     if len(solved.steps[0].tokens) == 1 and job.text.target is not None:  # the encoder's states were handed in
@@ -73,7 +84,10 @@ def _labels(resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, s
         return Labels(("decoder",), [job.text.target], [target], job.stepwise, names)
     if len(solved.steps[0].tokens) == 1:
         return Labels((resolver.only_side,), [job.text.source], [source], job.stepwise, names)
-    if job.text.target is None:  # it feeds its own input to its decoder
+    moved = solved.steps[0].moved_ids[1]
+    if job.text.target is None and moved is not None:  # its code shifts its own input for its decoder
+        sides, real = [job.text.source, lens.encoder.label([int(moved[0, i]) for i in source])], [source] * 2
+    elif job.text.target is None:
         sides, real = [job.text.source] * 2, [source] * 2
     else:
         sides, real = [job.text.source, job.text.target], [source, real_positions(inputs, row, decoder=True)]

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlens.anatomy.inputs import is_shared
 from normlens.anatomy.interface import use_implementation
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import TopEdges, with_heads
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import Place
+from normlens.attribution.lookups import Positions, Root, mark_ids
 from normlens.attribution.observer import Observer, Replayed, Wanted, by_position
 from normlens.attribution.patches import expose_hidden_ops
 from normlens.decompose.devices import doubles_on_host
@@ -59,6 +61,9 @@ class Terms:
     direct: dict[Where, Tensor] = field(default_factory=dict)  # row head; head 0: no head's
     direct_entrance: Tensor | None = None  # row key
     direct_biases: Tensor | None = None  # row
+    moved_ids: list[Tensor | None] = field(
+        default_factory=list
+    )  # for each stack: row position, where its code moved them
 
     def row(self, row: int) -> Terms:
         """The terms of one row alone."""
@@ -86,6 +91,7 @@ class Terms:
             one(self.direct),
             some(self.direct_entrance),
             some(self.direct_biases),
+            [some(ids) for ids in self.moved_ids],
         )
 
     def beyond_reference(self) -> Terms:
@@ -128,7 +134,8 @@ class Run:
         except BaseException:
             self.observer.release()
             raise
-        if not self.observer.leaves:
+        self._root_stacks = self.observer.root_stacks()
+        if not self.observer.stacks:
             raise AnatomyError(
                 "an explanation starts at the vectors that enter the first layer: no list of layers took such vectors in "
                 "this model; see docs/explain.md"
@@ -159,7 +166,7 @@ class Run:
                 "a pass without gradients inside); see docs/explain.md"
             )
         observer.forget_gradients()
-        leaves = [leaf for _, leaf in observer.leaves] + [lookup.leaf for lookup in observer.lookups]
+        leaves = [stack.leaf for stack in observer.stacks] + [root.leaf for root in observer.roots]
         for leaf in leaves:
             leaf.grad = None
         # The way from the table of words to the first layer is gone through once more, for `words`.
@@ -172,19 +179,25 @@ class Run:
         rows = observer.rows
         zero = torch.zeros(rows, dtype=torch.float64)
         tokens: list[Tensor] = []
-        for entrance, leaf in observer.leaves:
-            gradient = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            entrance.given = by_position(leaf.detach(), gradient, entrance.axes)
+        for stack in observer.stacks:
+            gradient = stack.leaf.grad if stack.leaf.grad is not None else torch.zeros_like(stack.leaf)
+            stack.entrance.given = by_position(stack.leaf.detach(), gradient, stack.entrance.axes)
         observer.to_host()
-        for entrance, _ in observer.leaves:
-            assert entrance.given is not None, "the entrance of a stack was read above"
-            tokens.append(entrance.given.clone())
+        for stack in observer.stacks:
+            assert stack.entrance.given is not None, "the entrance of a stack was read above"
+            tokens.append(stack.entrance.given.clone())
         looked_up: list[tuple[int, Tensor]] = []
-        for lookup in observer.lookups:
-            if lookup.leaf.grad is not None and lookup.side < len(tokens):
-                given = by_position(lookup.leaf.detach(), lookup.leaf.grad, (0, 1)).cpu().double()
-                _add_positions(tokens[lookup.side], given)
-                looked_up.append((lookup.layer, given.sum(1)))
+        for side, root in zip(observer.root_stacks(), observer.roots, strict=True):
+            if root.leaf.grad is None:
+                continue
+            if side is None:
+                raise AnatomyError(
+                    f"what is looked up for {root.positions.name} enters this model, but no layer takes vectors of these "
+                    "positions, so that its terms belong to no token"
+                )
+            given = by_position(root.leaf.detach(), root.leaf.grad, root.axes).cpu().double()
+            _add_positions(tokens[side], given)
+            looked_up.append((root.layer, given.sum(1)))
         absolute = sum((t.abs().sum(1) for t in tokens), zero.clone())
         constants: dict[Where, Tensor] = {}
         for place, given in observer.constants:
@@ -195,9 +208,9 @@ class Run:
         for entrance in observer.entrances:
             states = zero.unsqueeze(1) if entrance.given is None else entrance.given
             total = states.sum(1)
-            for other, _ in observer.leaves:
-                if other.layer > entrance.layer and other.given is not None:
-                    total = total + other.given.sum(1)
+            for other in observer.stacks:
+                if other.entrance.layer > entrance.layer and other.entrance.given is not None:
+                    total = total + other.entrance.given.sum(1)
             for place, given in observer.constants:
                 if place.layer >= entrance.layer:
                     total = total + given
@@ -209,6 +222,9 @@ class Run:
                     total = total + crossing.given
             cuts.append(Cut(entrance.stack, entrance.number, states, total))
         terms = Terms(value, tokens, cuts, constants, absolute, self._words(tokens))
+        for stack in observer.stacks:
+            moved = stack.root is not None and stack.root.positions.moved
+            terms.moved_ids.append(stack.root.ids if stack.root is not None and moved else None)
         self._collect_blocks(terms)
         if self._wanted.direct:
             self._collect_direct(terms)
@@ -221,28 +237,38 @@ class Run:
         """
         observer = self.observer
         heard = list(observer.constants), list(observer.crossings)  # what follows goes back through the same places
+        sides = observer.root_stacks()
         found: list[Tensor | None] = []
-        for side, (entrance, leaf) in enumerate(observer.leaves):
+        for side, stack in enumerate(observer.stacks):
             given = torch.zeros_like(tokens[side])
             reached = False
-            for lookup in observer.lookups:
-                if lookup.side != side:
+            for owner, root in zip(sides, observer.roots, strict=True):
+                if owner != side or root.table is None:
                     continue
-                gradient = lookup.leaf.grad
-                if lookup.layer < entrance.layer and entrance.before is not None and leaf.grad is not None:
+                gradient = root.leaf.grad
+                if stack.entrance.before is not None and stack.leaf.grad is not None:
                     (way,) = torch.autograd.grad(
-                        entrance.before, lookup.leaf, leaf.grad, retain_graph=True, allow_unused=True
+                        stack.entrance.before, root.leaf, stack.leaf.grad, retain_graph=True, allow_unused=True
                     )
-                    reached = reached or way is not None
-                    gradient = way if gradient is None or way is None else gradient + way
+                    if way is not None:
+                        gradient = way if gradient is None else gradient + way
                 if gradient is not None:
-                    exact = torch.promote_types(lookup.table.dtype, torch.float32)
-                    average = lookup.table.detach().mean(0, dtype=exact).to(lookup.leaf)
-                    _add_positions(given, by_position(lookup.leaf.detach() - average, gradient, (0, 1)).cpu().double())
-            # A position that gives nothing (padding) has no word, though a neighbour may have been made with it.
-            found.append(torch.where(tokens[side] == 0, 0.0, given) if reached else None)
+                    reached = True
+                    _add_positions(given, self._beyond_mean(root, gradient))
+            found.append(given if reached else None)
         observer.constants, observer.crossings = heard
         return found
+
+    def _beyond_mean(self, root: Root, gradient: Tensor) -> Tensor:
+        """Row and position: `(w_k - mean of the table) · gradient`; 0 at padding, which holds no token."""
+        assert root.table is not None
+        exact = torch.promote_types(root.table.dtype, torch.float32)
+        average = root.table.detach().mean(0, dtype=exact).to(root.leaf)
+        given = by_position(root.leaf.detach() - average, gradient, root.axes).cpu().double()
+        mask = self._inputs.get(root.positions.name.replace("input_ids", "attention_mask"))
+        if isinstance(mask, Tensor) and mask.shape == given.shape:
+            given = given.masked_fill(mask.cpu() == 0, 0.0)
+        return given
 
     def _where(self, place: Place) -> Where:
         """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
@@ -350,9 +376,9 @@ class Run:
 
     def replayed(self, factors: list[Tensor], select: Select) -> Tensor:
         """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""
-        vectors = [entrance.vectors for entrance in self.observer.entrances if entrance.vectors is not None]
-        moved = [factor.to(vector.device) for factor, vector in zip(factors, vectors, strict=True)]
-        observer = Observer(self._model, self._inputs, Wanted(), Replayed(vectors, moved))
+        stacks = self.observer.stacks
+        moved = [factor.to(stack.leaf.device) for factor, stack in zip(factors, stacks, strict=True)]
+        observer = Observer(self._model, self._inputs, Wanted(), Replayed(stacks, self._root_stacks, moved))
         self._frozen.listener = observer
         self._frozen.replay()
         with _nothing_saved():
@@ -388,10 +414,22 @@ def _nothing_saved() -> AbstractContextManager[Any]:
 
 def run_frozen(model: nn.Module, inputs: Mapping[str, Any], frozen: FrozenPass, observer: Observer) -> Any:
     """The forward pass of the model's own code, with gradients for what is live and for nothing else."""
+    arguments = {name: _followed(name, value, observer) for name, value in inputs.items()}
     with PassScope(model, grad=True) as scope:
         if getattr(getattr(model, "config", None), "_attn_implementation", None) not in (None, *_VISIBLE):
             use_implementation(scope, "eager")
         observer.watch(scope)
         expose_hidden_ops(scope, frozen)
         scope.enter(frozen)
-        return model(**inputs)
+        return model(**arguments)
+
+
+def _followed(name: str, value: Any, observer: Observer) -> Any:
+    """An input whose positions own terms: token ids, or vectors in their place; any other as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if name.endswith("input_ids"):
+        return mark_ids(value, name)
+    if value.is_floating_point() and value.ndim >= 3 and not is_shared(name) and not name.startswith("encoder_"):
+        return observer.add_root(Root(0, Positions(name), value, (0, 1)))
+    return value

@@ -1,0 +1,134 @@
+"""Token ids followed through a pass, to the tables that they index.
+
+An integer tensor is known to hold token ids because it was made from the model's own inputs by operations that keep each
+token at its position; equal numbers prove nothing (position ids may be the same). What a table gives for token ids becomes a
+leaf of the backward pass, which belongs to the positions of those ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normlens.attribution.operands import is_live, tensors
+
+_NAME = "_normlens_ids"
+#: Operations after which every token stands at its position, with its id or a function of it.
+_IN_PLACE = frozenset(
+    (
+        *("view", "reshape", "view_as", "squeeze", "unsqueeze", "expand", "expand_as", "contiguous", "clone", "detach"),
+        *(
+            "to",
+            "type",
+            "type_as",
+            "long",
+            "int",
+            "cpu",
+            "cuda",
+            "data",
+            "where",
+            "masked_fill",
+            "pad",
+            "constant_pad_nd",
+        ),
+        *("clamp", "clip", "clamp_min", "clamp_max", "abs", "add", "sub", "mul", "remainder", "fmod", "floor_divide"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
+    )
+)
+#: Operations that exchange rows and positions.
+_TURNING = frozenset(("transpose", "t", "T", "mT", "permute", "swapaxes", "swapdims", "movedim"))
+#: Operations that move tokens to other positions.
+_MOVING = frozenset(("getitem", "roll", "flip", "cat", "concat", "stack", "index_select", "gather", "setitem", "copy_"))
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Positions that own terms: those of an input of the model, or of token ids that its code moved."""
+
+    name: str  # the input
+    moved: bool = False
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """Marks a tensor of token ids: the positions that it holds, and if they stand in front of the rows."""
+
+    positions: Positions
+    positions_first: bool = False
+
+
+@dataclass
+class Root:
+    """Vectors with one entry for each position: what a table gave for token ids, or vectors that the user handed in."""
+
+    layer: int  # in which it was looked up (0: before the first)
+    positions: Positions
+    leaf: Tensor
+    axes: tuple[int, int]  # of rows and positions
+    table: Tensor | None = None  # None: handed in
+    ids: Tensor | None = None  # row position
+
+    @property
+    def length(self) -> int:
+        """The number of positions."""
+        return self.leaf.shape[self.axes[1]]
+
+
+def mark_ids(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor of the user's token ids as one that is followed; the user's own object stays unmarked."""
+    marked = tensor.view_as(tensor)
+    marked.__dict__[_NAME] = _Ids(Positions(name))
+    return marked
+
+
+def _ids_in(x: Any) -> _Ids | None:
+    found: _Ids | None = x.__dict__.get(_NAME) if isinstance(x, Tensor) else None
+    return found
+
+
+def follow(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Mark the result of an operation on token ids."""
+    base = name.removesuffix("_")
+    if base not in _IN_PLACE and name not in _MOVING and name not in _TURNING:
+        return
+    written = name in ("setitem", "copy_")  # into a tensor that is there already; a constant moves no token
+    held = None
+    for x in tensors(args[-1:] if written else args, dict(kwargs)):
+        held = held or _ids_in(x)
+    target = args[0] if written else out
+    if held is None or not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
+        return
+    if name in _TURNING and target.ndim == 2:
+        held = _Ids(held.positions, not held.positions_first)
+    elif name in _TURNING or (name in _MOVING and not _is_prefix(name, args, out)):
+        held = _Ids(Positions(held.positions.name, moved=True), held.positions_first)
+    target.__dict__[_NAME] = held
+
+
+def _is_prefix(name: str, args: tuple[Any, ...], out: Any) -> bool:
+    """Return True for a slice whose first entry is the first one of the tensor, with the same steps."""
+    x = args[0]
+    return name == "getitem" and (out.data_ptr(), out.stride()) == (x.data_ptr(), x.stride())
+
+
+def look_up(layer: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Root | None:
+    """Return what a table gave for token ids; None for any other operation."""
+    if name == "embedding":
+        ids = args[0] if args else kwargs["input"]
+        table = args[1] if len(args) > 1 else kwargs["weight"]
+    elif name == "getitem":
+        table, ids = args[0], args[1]
+    else:
+        return None
+    held = _ids_in(ids)
+    if held is None or ids.ndim != 2 or is_live(table):
+        return None
+    if not isinstance(table, Tensor) or table.ndim != 2 or not table.is_floating_point():
+        return None
+    if held.positions_first:
+        return Root(layer, held.positions, out, (1, 0), table, ids.T)
+    return Root(layer, held.positions, out, (0, 1), table, ids)
