@@ -40,16 +40,18 @@ def activate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ..
     if name in ("relu", "leaky_relu", "elu", "selu", "celu", "relu6", "silu", "mish", "hardswish") and rest:
         rest = tuple(x for x in rest if not isinstance(x, bool))
     function = _KNOWN.get(name, function)
-    key = number_key(kwargs, rest)
     if any(is_live(x) for x in tensors(rest, kwargs)):
         raise AnatomyError(f"an operation must have a rule: `{name}` with live parameters has none")
+    key = number_key(kwargs, rest)
+    return apply_activation(run, z, lambda x: function(x, *rest, **kwargs), None if key is None else (name, key))
+
+
+def apply_activation(run: FrozenPass, z: Tensor, function: Function, key: Hashable | None) -> Tensor:
+    """`g(z)` by its slope; `key` names `g` where it has no weights of its own."""
     chain = chain_of(z)
-    known = None if key is None or chain.key is None else (chain.key, name, key)
+    known = None if key is None or chain.key is None else (chain.key, key)
     before = chain.function
-    return run.bend(
-        Chain(chain.source, lambda x: function(before(x), *rest, **kwargs), known, True),
-        lambda: function(z.detach(), *rest, **kwargs),
-    )
+    return run.bend(Chain(chain.source, lambda x: function(before(x)), known, True), lambda: function(z.detach()))
 
 
 #: Functions whose own form would be refused in a closed form (in-place variants, methods) under one name.
@@ -87,7 +89,8 @@ def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
     source = chain.source if chain.source.shape == gate.shape else chain.source.expand(gate.shape)
     if run.replaying:
         a0, b0, active = run.hold(lambda: ())
-        to_a, c = gate_factors(a0, b0, active, chain.function, chain.key, chain.slope_at_zero)
+        with torch.set_grad_enabled(False):  # an activation may have weights of its own
+            to_a, c = gate_factors(a0, b0, active, chain.function, chain.key, chain.slope_at_zero)
         return to_a * source + c * other
     active = gate.detach()
     run.hold(lambda: (source.detach(), other.detach(), active))
@@ -144,6 +147,8 @@ def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
             raise AnatomyError(f"an operation must have a rule: `{name}` with live limits has none")
         if not is_live(x):
             return function(*args, **kwargs)
+        if is_bent(x):  # a limited activation is an activation
+            return activate(run, name, function, args, kwargs)
         value = x.detach().clamp(low, high)
         inside = run.hold(lambda: value == x.detach())
         limit = run.hold(lambda: torch.where(inside, 0.0, value))

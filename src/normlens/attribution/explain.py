@@ -85,6 +85,9 @@ def explain_inputs(
     request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
     resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
     resolver.check(request.direction is not None, output, against)
+    for name in ("logits_to_keep", "num_logits_to_keep"):
+        if isinstance(inputs.get(name), Tensor) or inputs.get(name):
+            raise InputError(f"explain_inputs() needs the whole output, got {name}={inputs[name]}; leave it out")
     rows = rows_of(inputs)
     jobs = [
         _prepared_job(lens, resolver, inputs, row, *which, direction=direction is not None)

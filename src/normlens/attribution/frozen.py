@@ -8,7 +8,7 @@ other input vectors with everything held as it was: that is the forward half of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from normlens.attribution.affine import Sloped
 from normlens.attribution.chosen import Weights
 from normlens.attribution.edges import AttentionWeights
+from normlens.attribution.elementwise import apply_activation
 from normlens.attribution.layers import Place
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
 from normlens.attribution.operands import Function, is_live, mapped, tensors
@@ -100,6 +101,15 @@ class FrozenPass(TorchFunctionMode):
         self._name = name
         with torch._C.DisableTorchFunction():
             return self.hold(compute)
+
+    def activation(self, z: Tensor, function: Callable[[Tensor], Tensor], key: Hashable | None) -> Tensor:
+        """The result of an activation module, which is one function of its input, whatever it is written with."""
+        self._name = "activation"
+        with torch._C.DisableTorchFunction():
+            (z,), _ = self._operands = self.listener.crossing((z,), {})
+            out = apply_activation(self, z, function, key)
+            self._annotate(out, (z,), {})
+        return out
 
     def mixed_positions(self, out: Any) -> None:
         """A recurrence carried values along positions."""

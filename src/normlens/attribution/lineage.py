@@ -33,7 +33,7 @@ class Chain:
                 _zeros[self.key] = float(self.function(torch.zeros((), dtype=torch.float64)))
             found = _zeros[self.key]
             return None if found == 0 else torch.tensor(found, dtype=self.source.dtype, device=self.source.device)
-        zero = self.function(torch.zeros_like(self.source.detach()))
+        zero = self.function(torch.zeros_like(self.source.detach())).detach()
         return zero if bool(zero.any()) else None
 
     def slope_at_zero(self) -> Tensor:

@@ -15,10 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.activations import ACT2CLS
 
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.frozen import FrozenPass
+from normlens.attribution.operands import is_live
 from normlens.attribution.rules import words
 
 #: The arguments of a recurrence that are weights: decays, step sizes, and what stands for queries and keys.
@@ -33,6 +35,9 @@ _RECURRENCES = (
 )
 
 
+#: Modules that are one element-wise function.
+_ACTIVATIONS = tuple({cls[0] if isinstance(cls, tuple) else cls for cls in ACT2CLS.values()})
+
 _patching = threading.RLock()
 
 
@@ -41,10 +46,30 @@ def expose_hidden_ops(scope: PassScope, run: FrozenPass) -> None:
     scope.enter(_patching)  # functions of the whole process: one pass at a time replaces them
     _open_functions(scope)
     _keep_gradients(scope)
+    for module in scope.model.modules():
+        if isinstance(module, _ACTIVATIONS):
+            scope.replace(module, "forward", functools.partial(_as_activation, module=module, run=run))
     for name in {type(part).__module__ for part in scope.model.modules()}:
-        module = sys.modules.get(name)
-        if module is not None and not name.startswith("torch."):
-            _hold_weights(scope, module, run)
+        code = sys.modules.get(name)
+        if code is not None and not name.startswith("torch."):
+            _hold_weights(scope, code, run)
+
+
+def _as_activation(forward: Callable[..., Any], module: nn.Module, run: FrozenPass) -> Callable[..., Any]:
+    """Return an activation module as one function of its input, also where its code looks like something else.
+
+    `sqrt(softplus(z))` is an activation here, and a step size elsewhere.
+    """
+    settings = tuple(sorted((n, v) for n, v in vars(module).items() if isinstance(v, int | float | str)))
+    own_weights = bool(module._parameters) or bool(module._buffers)
+    key = None if own_weights else (type(module), settings)
+
+    def activate(*args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not is_live(args[0]) or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return run.activation(args[0], forward, key)
+
+    return activate
 
 
 def _hold_weights(scope: PassScope, module: ModuleType, run: FrozenPass) -> None:

@@ -74,15 +74,23 @@ class Answer:
 class Numbers:
     """Picks the numbers that are asked for out of a model's output."""
 
-    def __init__(self, questions: Sequence[Question], direction: Tensor | None, probability: Probability) -> None:
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        direction: Tensor | None,
+        probability: Probability,
+        length: int | None = None,
+    ) -> None:
         self._questions = questions
         self._direction = direction
         self._probability = probability
+        self._length = length  # positions of the side that the output stands on; None: not checked
         self.answers: list[Answer] = []
         self.sizes: Tensor | None = None  # row: how large the numbers are that a difference was taken of
 
     def __call__(self, output: Any) -> Tensor:
         """One number per row."""
+        self._check_length(first_tensor(output))
         if self._direction is not None:
             states = first_tensor(output)
             direction = self._direction.to(states)
@@ -115,6 +123,14 @@ class Numbers:
             numbers.append(number)
         self.sizes = torch.stack(sizes).cpu().double()
         return torch.stack(numbers)
+
+    def _check_length(self, output: Tensor) -> None:
+        """Refuse an output whose positions are not those of the input."""
+        if self._length is not None and output.ndim > 2 and output.shape[1] != self._length:
+            raise InputError(
+                f"the model's output has {output.shape[1]} positions for {self._length} input positions, so that `position` "
+                "cannot be found in it; leave out arguments that shorten the output (logits_to_keep)"
+            )
 
 
 def _answer(question: Question, scores: Tensor, probability: Probability) -> Answer:
@@ -337,6 +353,15 @@ def one_for_each(given: Any, count: int, what: str) -> list[Any]:
     if len(given) != count:
         raise InputError(f"{what} is one for all texts or a list with one for each: {count} texts, {len(given)} given")
     return [int(x) if isinstance(x, Integral) and not isinstance(x, bool) else x for x in given]
+
+
+def output_length(inputs: Mapping[str, Any]) -> int | None:
+    """The number of positions of the side on which a model's output stands; None where no input says so."""
+    for side in ("decoder_", ""):
+        for name in (f"{side}input_ids", f"{side}inputs_embeds"):
+            if isinstance(inputs.get(name), Tensor):
+                return int(inputs[name].shape[1])
+    return None
 
 
 def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> list[int]:

@@ -165,7 +165,9 @@ def add(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
     lineage = lineage_of(live)
     if lineage is not None:
         number = as_number(other)
-        if number is not None and lineage.chain is not None and lineage.chain.bent:
+        bent = lineage.chain is not None and lineage.chain.bent
+        # A number that the code adds is part of the function; a tensor of one number may be a bias.
+        if number is not None and (bent or not isinstance(other, Tensor)):
             swap = live is b
             extend(
                 run,

@@ -16,7 +16,7 @@ from normlens.anatomy.scope import PassScope
 from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
-from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor
+from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor, output_length
 from normlens.attribution.term_proof import Subject, check_edges, check_finite, check_number, check_replay, check_sums
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import DecompositionError, InputError, NormlensError
@@ -103,7 +103,7 @@ class _Batch:
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         subject = Subject(family_of(model), dtype, request.attention)
         steps = [
-            Numbers([row[step] for row in questions], request.direction, self.probability)
+            Numbers([row[step] for row in questions], request.direction, self.probability, output_length(inputs))
             for step in range(len(questions[0]))
         ]
         own = None if kind in known else self._own_numbers(inputs, steps[0])
