@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -239,11 +240,11 @@ class Lens(ExaminedModel):
         with PassScope(self.model):
             written = self.model.generate(**self._padded([prompt]), do_sample=False)[0].tolist()  # type: ignore[operator]
         if not self._two_sided:
-            return self.encoder.from_ids(self.encoder.label(written))
+            return _noted(self.encoder.continued(prompt, written[len(prompt.source.ids) :]))
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ends = ends if isinstance(ends, list) else [ends]
         kept = [i for n, i in enumerate(written) if n == 0 or i not in ends]  # the last step only says: stop
-        return self.encoder.from_ids(prompt.source, kept)
+        return _noted(self.encoder.with_target(prompt, kept))
 
     def corpus(
         self,
@@ -526,6 +527,10 @@ class Lens(ExaminedModel):
             queries, keys = masks["cross"]
             return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
         return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
+
+
+def _noted(text: EncodedText) -> EncodedText:
+    return replace(text, notes=text.notes | {"generated": True})
 
 
 def _asked(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> dict[str, Any]:

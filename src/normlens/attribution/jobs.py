@@ -12,7 +12,6 @@ from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_rows
-from normlens.text.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -106,15 +105,8 @@ class JobWriter:
 
     def _continued(self, text: EncodedText, ids: Sequence[int]) -> Job:
         """Each token of the output is explained from what stands before it, all in one row."""
-        source, more = text.source, self._encoder.label(ids[:-1])
-        first = max(source.words, default=-1) + 1
-        whole = Tokens(
-            (*source.ids, *more.ids),
-            (*source.strings, *more.strings),
-            (*source.words, *(first + w for w in more.words)),
-        )
-        last = len(source.ids) - 1
-        row = EncodedText({"input_ids": whole.ids}, whole, notes=text.notes)
+        last = len(text.source.ids) - 1
+        row = self._encoder.continued(text, ids[:-1])
         return Job(row, tuple(Question(last + i, token) for i, token in enumerate(ids)), True)
 
     def _written(self, asked: Asked) -> Job:
@@ -128,9 +120,9 @@ class JobWriter:
         if against is not None:
             self._resolver.one(asked.output, "output")
         prompt = self._prompt(asked)
-        row = self._encoder.from_ids(prompt.source, [self._resolver.start_token(), *ids[:-1]])
+        row = self._encoder.with_target(prompt, [self._resolver.start_token(), *ids[:-1]])
         steps = tuple(Question(i, token, against) for i, token in enumerate(ids))
-        return Job(replace(row, notes=prompt.notes), steps, len(ids) > 1)
+        return Job(row, steps, len(ids) > 1)
 
     def _generated(self, asked: Asked) -> Job:
         """What the model itself writes, greedily."""
@@ -152,7 +144,7 @@ class JobWriter:
             written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
         notes = prompt.notes | {"generated": True}
         if self._resolver.head == "translation":
-            row = self._encoder.from_ids(prompt.source, written[:-1])
+            row = self._encoder.with_target(prompt, written[:-1])
             steps = tuple(Question(i, token) for i, token in enumerate(written[1:]))
             return Job(replace(row, notes=notes), steps, True)
         start = len(prompt.source.ids)

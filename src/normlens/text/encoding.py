@@ -91,19 +91,39 @@ class TextEncoder:
         encoding = self._tokenizer(*written.values(), is_split_into_words=pretokenized)
         source, cut = self._tokens(encoding, "text", truncate, text, pair)
         inputs = {"input_ids": source.ids}
-        if "token_type_ids" in encoding:
-            inputs["token_type_ids"] = tuple(encoding["token_type_ids"][: len(source.ids)])
+        for name in getattr(self._tokenizer, "model_input_names", ()):
+            given = encoding.get(name)
+            if name not in ("input_ids", "attention_mask") and given is not None:  # the mask is made with the batch
+                inputs[name] = tuple(given[: len(source.ids)])
         # Tokens alone do not say how a text was written, so the record holds the texts too.
         return EncodedText(inputs, source, notes={"truncated": cut, **written})
 
-    def from_ids(self, source: Tokens, target: Sequence[int] | None = None) -> EncodedText:
-        """A sequence from tokens that exist already (a model's own continuation, say)."""
-        inputs = {"input_ids": source.ids}
-        if target is None:
-            return EncodedText(inputs, source, notes={"generated": True})
-        written = self.label(target)
-        inputs["decoder_input_ids"] = written.ids
-        return EncodedText(inputs, source, written, notes={"generated": True})
+    def continued(self, prompt: EncodedText, ids: Sequence[int]) -> EncodedText:
+        """The prompt with more tokens after it; every other input goes on as `generate` has it."""
+        source, more = prompt.source, self.label(ids)
+        first = max(source.words, default=-1) + 1
+        whole = Tokens(
+            (*source.ids, *more.ids),
+            (*source.strings, *more.strings),
+            (*source.words, *(first + word for word in more.words)),
+        )
+        inputs = {"input_ids": whole.ids}
+        for name, values in prompt.inputs.items():
+            if name == "token_type_ids":
+                inputs[name] = (*values, *values[-1:] * len(more.ids))
+            elif name != "input_ids":
+                raise InputError(
+                    f"the tokenizer gives {name} for every token, and it is not known how it continues after the text; "
+                    "prepare the inputs yourself and pass them to explain_inputs() or analyze_inputs()"
+                )
+        return EncodedText(inputs, whole, notes=prompt.notes)
+
+    def with_target(self, prompt: EncodedText, ids: Sequence[int]) -> EncodedText:
+        """The prompt with these tokens as the decoder's input."""
+        target = self.label(ids)
+        return EncodedText(
+            {**prompt.inputs, "decoder_input_ids": target.ids}, prompt.source, target, notes=prompt.notes
+        )
 
     def label(self, ids: Sequence[int]) -> Tokens:
         """Token strings and words for bare ids."""
