@@ -1,8 +1,8 @@
-"""Give each attention its kind and its layer number, from what happened and not from names.
+"""Give each attention its kind and its layer number, from what happened and not from names or lengths.
 
-A site is `cross` where the values do not come from all that the queries come from: a source beside the own sequence.
-Where there are such sites, self-attention is `decoder` on the side of their queries and `encoder` on the other; where
-there are none it is `decoder` if no position sees a later one, and `encoder` otherwise.
+A site is `cross` where its values come neither from its own residual stream nor from all inputs that its queries come from.
+Where there are such sites, self-attention is `encoder` if they read what it made, and `decoder` otherwise; where there are
+none it is `decoder` if no position sees a later one, and `encoder` otherwise.
 The layer is the execution position in the stack: an ALBERT module that runs twelve times is twelve layers, and a
 hybrid stack leaves gaps where a layer has no attention.
 """
@@ -19,26 +19,42 @@ from normlens.anatomy.trace import AttentionEvent, Trace, Value
 from normlens.errors import AnatomyError
 
 
-def kinds_of(trace: Trace) -> list[Kind]:
-    """The kind of each attention."""
+def kinds_of(trace: Trace, residuals: Sequence[int | None]) -> list[Kind]:
+    """The kind of each attention; `residuals` are the values to which their outputs are added."""
     sequences = _sequence_inputs(trace)
-    sources = [
-        (sequences & trace.ancestors(event.output), sequences & trace.ancestors(event.value))
-        for event in trace.attentions
-    ]
-    # What the queries of cross-attention come from, and its keys and values do not: the target.
-    target = {number for queries, keys in sources for number in queries - keys}
-    return [
-        _kind_of(event, queries, keys, target) for event, (queries, keys) in zip(trace.attentions, sources, strict=True)
-    ]
+    made_of = [trace.ancestors(event.output) for event in trace.attentions]
+    read = [trace.ancestors(event.value) for event in trace.attentions]
+    cross = []
+    for event, residual, made, given in zip(trace.attentions, residuals, made_of, read, strict=True):
+        square = event.alpha.shape[-2] == event.alpha.shape[-1]
+        cross.append(not square or bool(sequences & made - given) or not _on_stream(trace, residual, given))
+    kinds: list[Kind] = []
+    for event, is_cross in zip(trace.attentions, cross, strict=True):
+        if is_cross:
+            kinds.append("cross")
+        elif any(cross):
+            sources = [given for given, other in zip(read, cross, strict=True) if other]
+            kinds.append("encoder" if any(event.output in given for given in sources) else "decoder")
+        else:
+            kinds.append(_direction(event))
+    return kinds
 
 
-def _kind_of(event: AttentionEvent, queries: set[int], keys: set[int], target: set[int]) -> Kind:
+def _on_stream(trace: Trace, residual: int | None, given: set[int]) -> bool:
+    """Return True if values were made from the residual stream to which their attention's output is added."""
+    waiting = [] if residual is None else [residual]
+    while waiting:
+        value = waiting.pop()
+        if value in given:
+            return True
+        made = trace.operations[trace.producer[value]] if value in trace.producer else None
+        if made is not None and made.name in LAYOUT:  # the same numbers, before they were laid out anew
+            waiting += made.inputs[:1]
+    return residual is None
+
+
+def _direction(event: AttentionEvent) -> Kind:
     alpha = event.alpha
-    if alpha.shape[-2] != alpha.shape[-1] or queries - keys:
-        return "cross"
-    if target:
-        return "decoder" if queries & target else "encoder"
     if int(alpha.ne(0).flatten(0, -2).any(0).sum()) < 2:
         raise too_short(event.path)
     return "decoder" if not alpha.triu(1).any() else "encoder"

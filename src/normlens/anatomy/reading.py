@@ -9,7 +9,7 @@ that made them (`values`). Whatever is read here is only believed after the reco
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normlens.anatomy.declarations import Declaration
 from normlens.anatomy.description import Anatomy, FeedForward, Gate, Kind, LayerEnd, Place, Site
@@ -18,7 +18,7 @@ from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
 from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
-from normlens.anatomy.output_projection import find_projection
+from normlens.anatomy.output_projection import Projection, find_projection
 from normlens.anatomy.pieces import whole_attentions
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
@@ -48,10 +48,26 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
             f"{len(trace.attentions)} were captured; see docs/adding_a_family.md"
         )
     trace = replace(trace, attentions=whole_attentions(trace))
-    kinds = kinds_of(trace)
+    branches = [_branch(Graph(family, trace, event), declared) for event in trace.attentions]
+    kinds = kinds_of(trace, [branch.joined.residual for branch in branches])
     layers = layer_numbers(trace, kinds)
-    graphs = [Graph(family, trace, event) for event in trace.attentions]
-    return Anatomy(family, tuple(_site(*found, declared) for found in zip(graphs, kinds, layers, strict=True)))
+    return Anatomy(family, tuple(_site(*found) for found in zip(branches, kinds, layers, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """One attention, its output projection, and how it joins the residual stream."""
+
+    graph: Graph
+    projection: Projection
+    joined: Joined
+
+
+def _branch(graph: Graph, declared: Declaration) -> _Branch:
+    projection = find_projection(graph)
+    given = projection.linear.given
+    joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
+    return _Branch(graph, projection, joined)
 
 
 def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
@@ -62,11 +78,9 @@ def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
     return shape[-1] in lengths and shape[-2] in lengths
 
 
-def _site(graph: Graph, kind: Kind, layer: int, declared: Declaration) -> Site:
-    event = graph.event
-    projection = find_projection(graph)
-    given = projection.linear.given
-    joined = Joined((), (), None, (), given) if declared.joins_nothing else follow_to_sum(graph, given)
+def _site(branch: _Branch, kind: Kind, layer: int) -> Site:
+    graph, projection, joined = branch.graph, branch.projection, branch.joined
+    event, given = graph.event, projection.linear.given
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     weights = None
     if joined.stream_weights is not None:
