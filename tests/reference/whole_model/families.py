@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.reference.whole_model.frozen import BASELINE, Activation, FrozenRun, Place, Terms
+
+Inputs = dict[str, Tensor]
+#: Weight (out, in) and bias of a linear map.
+Map = tuple[Tensor, Tensor | None]
+
+
+# ---- shared pieces ---------------------------------------------------------------------------------------------------
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -45,55 +53,350 @@ def scores_of(query: Tensor, key: Tensor) -> Tensor:
     return query @ key.transpose(-1, -2)
 
 
-def number_of(run: FrozenRun, x: Tensor, position: int, weight: Tensor, bias: Tensor | None, place: Place) -> Tensor:
+def map_of(module: Any) -> Map:
+    """Weight and bias of a linear module, with a DoRA adapter where it has one."""
+    if not hasattr(module, "lora_magnitude_vector"):
+        return module.weight, module.bias
+    low_rank = module.lora_B["default"].weight @ module.lora_A["default"].weight
+    weight = module.base_layer.weight + module.scaling["default"] * low_rank
+    magnitude = module.lora_magnitude_vector["default"].weight
+    weight = weight * (magnitude / weight.norm(dim=1))[:, None]
+    return weight, module.base_layer.bias
+
+
+def number_of(run: FrozenRun, x: Tensor, position: int, output: Map, token: int, place: Place) -> Tensor:
     """One output at one position, by row."""
-    return run.linear(x, weight[None], bias, place)[:, position, 0]
+    weight, bias = output
+    number = x[:, position] @ weight[token]
+    if bias is None:
+        return number
+    return run.add(number, bias[token], place)
 
 
-def bert(run: FrozenRun, model: Any, inputs: dict[str, Tensor], position: int, token: int) -> Tensor:
+@dataclass
+class Attention:
+    """One attention with maps of its own for queries, keys, values and output."""
+
+    maps: list[Map]
+    heads: int
+    allowed: Tensor
+    scale: float
+    place: Place
+    edges: str
+    bias: Tensor | None = None
+
+    def out(self, run: FrozenRun, x: Tensor, source: Tensor) -> Tensor:
+        """The output, before it enters the residual sum."""
+        query = split(run.linear(x, *self.maps[0], self.place), self.heads)
+        key = split(run.linear(source, *self.maps[1], self.place), self.heads)
+        value = split(run.linear(source, *self.maps[2], self.place), self.heads)
+        scores = run.product(query, key, scores_of) * self.scale
+        if self.bias is not None:
+            scores = run.add(scores, self.bias, self.place)
+        mixed = run.attend(scores, value, self.allowed, self.place, self.edges)
+        return run.linear(merge(mixed), *self.maps[3], self.place)
+
+
+def two_maps(run: FrozenRun, x: Tensor, first: Map, act: Activation, second: Map, place: Place) -> Tensor:
+    """A feed-forward block without a gate."""
+    return run.linear(run.activate(run.linear(x, *first, place), act), *second, place)
+
+
+# ---- families --------------------------------------------------------------------------------------------------------
+
+
+def bert(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
     """`BertForMaskedLM`: post-norm, and a head with a norm of its own."""
     site, ids = "encoder", inputs["input_ids"][0]
     n, heads = len(ids), model.config.num_attention_heads
     embeddings, entrance = model.bert.embeddings, (site, 0, BASELINE)
     x = run.look_up(embeddings.word_embeddings.weight, ids, site)
     others = embeddings.position_embeddings.weight[:n] + embeddings.token_type_embeddings.weight[0]
-    x = run.add(x, others, entrance)
-    x = run.enter(run.layer_norm(x, embeddings.LayerNorm, entrance), site)
+    x = run.layer_norm(run.add(x, others, entrance), embeddings.LayerNorm, entrance)
     for number, layer in enumerate(model.bert.encoder.layer, 1):
-        if number > 1:
-            x = run.state(x, site, number)
+        x = run.state(x, site, number)
         place = (site, number, "attention")
         inner, outer = layer.attention.self, layer.attention.output
-        query, key, value = (
-            split(run.linear(x, m.weight, m.bias, place), heads) for m in (inner.query, inner.key, inner.value)
-        )
-        scores = run.product(query, key, scores_of) * query.shape[-1] ** -0.5
-        out = merge(run.attend(scores, value, everywhere(n, n), place, site))
-        out = run.linear(out, outer.dense.weight, outer.dense.bias, place)
-        x = run.layer_norm(x + run.block(out, place), outer.LayerNorm, place)
+        maps = [map_of(module) for module in (inner.query, inner.key, inner.value, outer.dense)]
+        scale = (model.config.hidden_size // heads) ** -0.5
+        attention = Attention(maps, heads, everywhere(n, n), scale, place, site)
+        x = run.layer_norm(x + run.block(attention.out(run, x, x), place), outer.LayerNorm, place)
         place = (site, number, "feed_forward")
-        out = run.linear(x, layer.intermediate.dense.weight, layer.intermediate.dense.bias, place)
-        out = run.linear(run.activate(out, gelu), layer.output.dense.weight, layer.output.dense.bias, place)
+        out = two_maps(run, x, map_of(layer.intermediate.dense), gelu, map_of(layer.output.dense), place)
         x = run.layer_norm(x + run.block(out, place), layer.output.LayerNorm, place)
     head, place = model.cls.predictions, (site, 0, "head")
-    x = run.activate(run.linear(x, head.transform.dense.weight, head.transform.dense.bias, place), gelu)
+    x = run.activate(run.linear(x, *map_of(head.transform.dense), place), gelu)
     x = run.layer_norm(x, head.transform.LayerNorm, place)
-    return number_of(run, x, position, head.decoder.weight[token], head.decoder.bias[token], place)
+    return number_of(run, x, position, map_of(head.decoder), token, place)
 
 
-FAMILIES = {"bert": bert}
-SITES = {"bert": "encoder"}
+def gpt2(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`GPT2LMHeadModel`: pre-norm; its linear maps have their weights transposed."""
+    site, ids, body = "decoder", inputs["input_ids"][0], model.transformer
+    n, width, heads = len(ids), model.config.n_embd, model.config.n_head
+    x = run.look_up(body.wte.weight, ids, site)
+    x = run.add(x, body.wpe.weight[:n], (site, 0, BASELINE))
+    for number, layer in enumerate(body.h, 1):
+        x = run.state(x, site, number)
+        place = (site, number, "attention")
+        weights, biases = layer.attn.c_attn.weight.T.split(width), layer.attn.c_attn.bias.split(width)
+        maps = [*zip(weights, biases, strict=True), (layer.attn.c_proj.weight.T, layer.attn.c_proj.bias)]
+        attention = Attention(maps, heads, causal(n), (width // heads) ** -0.5, place, site)
+        y = run.layer_norm(x, layer.ln_1, place)
+        x = x + run.block(attention.out(run, y, y), place)
+        place = (site, number, "feed_forward")
+        y, mlp = run.layer_norm(x, layer.ln_2, place), layer.mlp
+        first, second = (mlp.c_fc.weight.T, mlp.c_fc.bias), (mlp.c_proj.weight.T, mlp.c_proj.bias)
+        x = x + run.block(two_maps(run, y, first, gelu_tanh, second, place), place)
+    place = (site, 0, "head")
+    x = run.layer_norm(x, body.ln_f, place)
+    return number_of(run, x, position, map_of(model.lm_head), token, place)
+
+
+def marian(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`MarianMTModel`: post-norm, biases everywhere, sinusoidal positions."""
+    sides = {"encoder": model.model.encoder, "decoder": model.model.decoder}
+    ids = {"encoder": inputs["input_ids"][0], "decoder": inputs["decoder_input_ids"][0]}
+    n, m = len(ids["encoder"]), len(ids["decoder"])
+    reach = {"encoder": everywhere(n, n), "decoder": causal(m)}
+
+    def attend(x: Tensor, source: Tensor, module: Any, norm: Any, allowed: Tensor, place: Place, edges: str) -> Tensor:
+        maps = [map_of(part) for part in (module.q_proj, module.k_proj, module.v_proj, module.out_proj)]
+        attention = Attention(maps, module.num_heads, allowed, module.scaling, place, edges)
+        return run.layer_norm(x + run.block(attention.out(run, x, source), place), norm, place)
+
+    memory = torch.empty(0)
+    for site, side in sides.items():
+        x = run.look_up(side.embed_tokens.weight * side.embed_scale, ids[site], site)
+        x = run.add(x, side.embed_positions.weight[: len(ids[site])], (site, 0, BASELINE))
+        for number, layer in enumerate(side.layers, 1):
+            x = run.state(x, site, number)
+            place, norm = (site, number, "attention"), layer.self_attn_layer_norm
+            x = attend(x, x, layer.self_attn, norm, reach[site], place, site)
+            if site == "decoder":
+                place, norm = (site, number, "cross_attention"), layer.encoder_attn_layer_norm
+                x = attend(x, memory, layer.encoder_attn, norm, everywhere(m, n), place, "cross")
+            place = (site, number, "feed_forward")
+            out = two_maps(run, x, map_of(layer.fc1), silu, map_of(layer.fc2), place)
+            x = run.layer_norm(x + run.block(out, place), layer.final_layer_norm, place)
+        memory = x
+    output = (model.lm_head.weight, model.final_logits_bias[0])
+    return number_of(run, memory, position, output, token, ("decoder", 0, "head"))
+
+
+def t5(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`T5ForConditionalGeneration`: relative positions that layers share, no scale, no biases."""
+    sides = {"encoder": model.encoder, "decoder": model.decoder}
+    ids = {"encoder": inputs["input_ids"][0], "decoder": inputs["decoder_input_ids"][0]}
+    n, m = len(ids["encoder"]), len(ids["decoder"])
+    reach = {"encoder": everywhere(n, n), "decoder": causal(m)}
+
+    def norm(x: Tensor, module: Any) -> Tensor:
+        return run.rms_norm(x, module.weight, module.variance_epsilon)
+
+    memory = torch.empty(0)
+    for site, side in sides.items():
+        x = run.look_up(side.embed_tokens.weight, ids[site], site)
+        bias = side.block[0].layer[0].SelfAttention.compute_bias(len(ids[site]), len(ids[site]))
+        for number, block in enumerate(side.block, 1):
+            x = run.state(x, site, number)
+            place, layer = (site, number, "attention"), block.layer[0]
+            maps = [map_of(getattr(layer.SelfAttention, name)) for name in "qkvo"]
+            attention = Attention(maps, model.config.num_heads, reach[site], 1.0, place, site, bias)
+            y = norm(x, layer.layer_norm)
+            x = x + run.block(attention.out(run, y, y), place)
+            if site == "decoder":
+                place, layer = (site, number, "cross_attention"), block.layer[1]
+                maps = [map_of(getattr(layer.EncDecAttention, name)) for name in "qkvo"]
+                attention = Attention(maps, model.config.num_heads, everywhere(m, n), 1.0, place, "cross")
+                x = x + run.block(attention.out(run, norm(x, layer.layer_norm), memory), place)
+            place, layer = (site, number, "feed_forward"), block.layer[-1]
+            first, second = map_of(layer.DenseReluDense.wi), map_of(layer.DenseReluDense.wo)
+            x = x + run.block(two_maps(run, norm(x, layer.layer_norm), first, torch.relu, second, place), place)
+        memory = norm(x, side.final_layer_norm)
+    if model.config.tie_word_embeddings:
+        memory = memory * model.config.d_model**-0.5
+    return number_of(run, memory, position, map_of(model.lm_head), token, ("decoder", 0, "head"))
+
+
+def xlnet(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`XLNetLMHeadModel`, content stream alone: post-norm; scores of content, of relative positions and of segments."""
+    site, ids, segments = "encoder", inputs["input_ids"][0], inputs["token_type_ids"][0]
+    n, body = len(ids), model.transformer
+    distances = body.relative_positional_encoding(n, n, bsz=1)[:, 0].double()
+    shift = n - torch.arange(n)[:, None] + torch.arange(n)  # query i and key j are encoded at n - i + j
+    other_segment = (segments[:, None] != segments).long()
+    x = run.look_up(body.word_embedding.weight, ids, site)
+    for number, layer in enumerate(body.layer, 1):
+        x = run.state(x, site, number)
+        place, attention = (site, number, "attention"), layer.rel_attn
+
+        def per_head(y: Tensor, weight: Tensor) -> Tensor:
+            return torch.einsum("rih,hnd->rnid", y, weight)
+
+        query, key, value = (per_head(x, weight) for weight in (attention.q, attention.k, attention.v))
+        scores = run.product(run.add(query, attention.r_w_bias[:, None], place), key, scores_of)
+        to_position = run.add(query, attention.r_r_bias[:, None], place)
+        scores = scores + torch.einsum("rnid,ijnd->rnij", to_position, position_keys(distances, attention.r)[shift])
+        to_segment = run.add(query, attention.r_s_bias[:, None], place)
+        scores = scores + torch.einsum("rnid,ijnd->rnij", to_segment, attention.seg_embed[other_segment])
+        mixed = run.attend(scores * attention.scale, value, everywhere(n, n), place, site)
+        out = torch.einsum("rnid,hnd->rih", mixed, attention.o)
+        x = run.layer_norm(x + run.block(out, place), attention.layer_norm, place)
+        place = (site, number, "feed_forward")
+        out = two_maps(run, x, map_of(layer.ff.layer_1), gelu, map_of(layer.ff.layer_2), place)
+        x = run.layer_norm(x + run.block(out, place), layer.ff.layer_norm, place)
+    return number_of(run, x, position, map_of(model.lm_loss), token, (site, 0, "head"))
+
+
+def position_keys(distances: Tensor, weight: Tensor) -> Tensor:
+    """Keys (distance, head, width) of relative positions: constants."""
+    return torch.einsum("ph,hnd->pnd", distances, weight)
+
+
+# ---- Llama and its kin -----------------------------------------------------------------------------------------------
+
+
+def norm_of(run: FrozenRun, x: Tensor, module: Any) -> Tensor:
+    """A root-mean-square norm; Gemma 2 and 3 add one to its weight."""
+    name = type(module).__name__
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    weight = getattr(module, "weight", 1.0)
+    if name in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
+        weight = weight + 1
+    return run.rms_norm(x, weight, eps)
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: cosine and sine (1, position, width)."""
+    cos, sin = turn
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def turns_of(body: Any, attention: Any, n: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of a layer."""
+    places, like = torch.arange(n)[None], torch.zeros(1, dtype=torch.float64)
+    if type(attention).__name__.startswith(("Gemma3", "Gemma3n")):
+        return body.rotary_emb(like, places, attention.layer_type)
+    return body.rotary_emb(like, places)
+
+
+def reach_of(attention: Any, n: int) -> Tensor:
+    """Causal, in a window where the layer has one."""
+    reach, window = causal(n), getattr(attention, "sliding_window", None)
+    if window is not None:
+        reach = reach & ~torch.ones_like(reach).tril(-window)
+    return reach
+
+
+def rotary_attention(
+    run: FrozenRun, y: Tensor, body: Any, module: Any, place: Place, memory: list[Tensor] | None = None
+) -> Tensor:
+    """Grouped heads with rotary positions; norms of heads and a cap of scores where there are any."""
+    config, n = body.config, y.shape[1]
+    turn = turns_of(body, module, n)
+    query = split(run.linear(y, *map_of(module.q_proj), place), config.num_attention_heads)
+    key = split(run.linear(y, *map_of(module.k_proj), place), config.num_key_value_heads)
+    value = split(run.linear(y, *map_of(module.v_proj), place), config.num_key_value_heads)
+    if hasattr(module, "q_norm"):
+        query, key = norm_of(run, query, module.q_norm), norm_of(run, key, module.k_norm)
+    if hasattr(module, "v_norm"):
+        value = norm_of(run, value, module.v_norm)
+    query, key = rotate(query, turn), rotate(key, turn)
+    groups = config.num_attention_heads // config.num_key_value_heads
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = run.product(query, key, scores_of) * module.scaling
+    cap = getattr(module, "attn_logit_softcapping", None)
+    if cap is not None:
+        scores = run.activate(scores, lambda z: cap * torch.tanh(z / cap))
+    mixed = run.attend(scores, value, reach_of(module, n), place, place[0])
+    return run.linear(merge(mixed), *map_of(module.o_proj), place)
+
+
+def gated(run: FrozenRun, y: Tensor, module: Any, act: Activation, place: Place) -> Tensor:
+    """A feed-forward block with a gate."""
+    gate = run.linear(y, *map_of(module.gate_proj), place)
+    up = run.linear(y, *map_of(module.up_proj), place)
+    return run.linear(run.gate(act, gate, up), *map_of(module.down_proj), place)
+
+
+def mixture(run: FrozenRun, y: Tensor, module: Any) -> Tensor:
+    """Mixtral's experts: the router's weights are held fixed."""
+    probabilities = torch.softmax(y @ module.gate.weight.T, -1)
+    best = probabilities.topk(module.top_k, -1)
+    chosen = best.values / best.values.sum(-1, keepdim=True)
+    weights = run.hold(torch.zeros_like(probabilities).scatter(-1, best.indices, chosen))
+    out = torch.zeros_like(y)
+    for number in range(module.experts.num_experts):
+        gate, up = (y @ module.experts.gate_up_proj[number].T).chunk(2, -1)
+        expert = run.gate(silu, gate, up) @ module.experts.down_proj[number].T
+        out = out + expert * weights[..., number, None]
+    return out
+
+
+def llama(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`LlamaForCausalLM`, also with adapters, Mixtral, Gemma 2 and Gemma 3."""
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    site, ids, body = "decoder", inputs["input_ids"][0], model.model
+    is_gemma = type(model).__name__.startswith("Gemma")
+    table, act = body.embed_tokens.weight, silu
+    if is_gemma:
+        table, act = table * body.embed_tokens.embed_scale, gelu_tanh
+    x = run.look_up(table, ids, site)
+    for number, layer in enumerate(body.layers, 1):
+        x = run.state(x, site, number)
+        place = (site, number, "attention")
+        out = rotary_attention(run, norm_of(run, x, layer.input_layernorm), body, layer.self_attn, place)
+        if is_gemma:
+            out = norm_of(run, out, layer.post_attention_layernorm)
+        x = x + run.block(out, place)
+        place = (site, number, "feed_forward")
+        before = layer.post_attention_layernorm
+        if is_gemma:
+            before = layer.pre_feedforward_layernorm
+        y = norm_of(run, x, before)
+        if hasattr(layer.mlp, "experts"):
+            out = mixture(run, y, layer.mlp)
+        else:
+            out = gated(run, y, layer.mlp, act, place)
+        if is_gemma:
+            out = norm_of(run, out, layer.post_feedforward_layernorm)
+        x = x + run.block(out, place)
+    value = number_of(run, norm_of(run, x, body.norm), position, map_of(model.lm_head), token, (site, 0, "head"))
+    return capped(run, value, model.config)
+
+
+def capped(run: FrozenRun, value: Tensor, config: Any) -> Tensor:
+    """Gemma's cap of logits: an activation."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is None:
+        return value
+    return run.activate(value, lambda z: cap * torch.tanh(z / cap))
+
+
+FAMILIES = {
+    "bert": bert,
+    "gpt2": gpt2,
+    "llama": llama,
+    "llama_dora": llama,
+    "mixtral": llama,
+    "gemma2": llama,
+    "gemma3": llama,
+    "marian": marian,
+    "t5": t5,
+    "xlnet": xlnet,
+}
+ENCODERS = ("bert", "xlnet")
 
 
 def explain(
-    family: str,
-    model: Any,
-    inputs: dict[str, Tensor],
-    position: int,
-    token: int,
-    integrated: bool,
-    mean: bool,
+    family: str, model: Any, inputs: Inputs, position: int, token: int, integrated: bool, mean: bool
 ) -> tuple[float, Terms]:
     """The number and all terms of its explanation, for one row of inputs without padding."""
-    run = FrozenRun(integrated, mean, SITES[family])
+    output_site = "decoder"
+    if family in ENCODERS:
+        output_site = "encoder"
+    run = FrozenRun(integrated, mean, output_site)
     return run.explain(lambda: FAMILIES[family](run, model, inputs, position, token))

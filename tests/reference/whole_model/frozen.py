@@ -111,15 +111,11 @@ class FrozenRun:
             x[self.row(site, "tokens", key), key] = average
         return x
 
-    def enter(self, x: Tensor, site: str) -> Tensor:
-        """Vectors (row, position, width) that enter the first layer."""
-        if not self.mean:
-            x = self.without_positions(x, site, "tokens")
-        return self.state(x, site, 1)
-
     def state(self, x: Tensor, site: str, layer: int) -> Tensor:
-        """Vectors that enter a layer."""
+        """Vectors (row, position, width) that enter a layer."""
         x = self.without_positions(x, site, "states", layer)
+        if layer == 1 and not self.mean:
+            x = self.without_positions(x, site, "tokens")
         if layer == 1 and site == self.output_site:
             x = self.without_positions(x, site, "direct_entrance")
             x[self.row(site, "direct_biases")] = 0
