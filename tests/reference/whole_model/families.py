@@ -221,7 +221,7 @@ def t5(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) ->
 
 def xlnet(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
     """`XLNetLMHeadModel`, content stream alone: post-norm; scores of content, of relative positions and of segments."""
-    site, ids, segments = "encoder", inputs["input_ids"][0], inputs["token_type_ids"][0]
+    site, ids, segments = "decoder", inputs["input_ids"][0], inputs["token_type_ids"][0]
     n, body = len(ids), model.transformer
     distances = body.relative_positional_encoding(n, n, bsz=1)[:, 0].double()
     shift = n - torch.arange(n)[:, None] + torch.arange(n)  # query i and key j are encoded at n - i + j
@@ -388,7 +388,7 @@ FAMILIES = {
     "t5": t5,
     "xlnet": xlnet,
 }
-ENCODERS = ("bert", "xlnet")
+ENCODERS = ("bert",)
 
 
 def explain(
