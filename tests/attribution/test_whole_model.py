@@ -20,10 +20,15 @@ BASELINE = "reference"
 BLOCKS = {"baseline": "reference"}
 
 PARTS = ["tokens", "states", "edges", "heads", "blocks", "direct", "biases"]
-#: Parts that normlens refuses; without `heads`, `direct` has all of a block under head 0.
-REFUSED = {"xlnet": ["edges", "heads"]}
+#: Parts that normlens refuses.
+REFUSED = {"xlnet": ["edges", "heads"], "gemma3n": ["blocks", "direct"]}
+#: Axes along which terms are added up first: the design names no block for the constants of AltUp.
+ADDED_UP = {("xlnet", "direct"): "head", ("gemma3n", "biases"): "block"}
 POSITION, TOKEN = 3, 17
 TOLERANCE = 1e-6
+
+#: Terms by coordinates.
+Cells = dict[tuple[Any, ...], float]
 
 
 @cache
@@ -38,7 +43,7 @@ def explained(family: str, attention: str, baseline: str) -> Any:
     return lens.explain_inputs(inputs_of(family), output=TOKEN, position=POSITION, **options)[0]
 
 
-def cells_of(array: xr.DataArray) -> dict[tuple[Any, ...], float]:
+def cells_of(array: xr.DataArray) -> Cells:
     """Values by coordinates, in the names of the reference."""
     names = {public: name for name, public in BLOCKS.items()}
     cells = {}
@@ -48,15 +53,16 @@ def cells_of(array: xr.DataArray) -> dict[tuple[Any, ...], float]:
     return cells
 
 
-def without_heads(direct: dict[tuple[Any, ...], float]) -> dict[tuple[Any, ...], float]:
-    """`direct` added up over heads."""
-    totals: dict[tuple[Any, ...], float] = {}
-    for (layer, block, _), term in direct.items():
-        totals[layer, block, 0] = totals.get((layer, block, 0), 0.0) + term
+def added_up(cells: Cells, axis: int) -> Cells:
+    """Terms summed along an axis."""
+    totals: Cells = {}
+    for where, term in cells.items():
+        left = where[:axis] + where[axis + 1 :]
+        totals[left] = totals.get(left, 0.0) + term
     return totals
 
 
-def furthest(actual: dict[tuple[Any, ...], float], expected: dict[tuple[Any, ...], float]) -> tuple[float, str]:
+def furthest(actual: Cells, expected: Cells) -> tuple[float, str]:
     """The largest difference and its cell; a cell that one side does not have is zero there."""
     differences = {}
     for where in actual.keys() | expected.keys():
@@ -79,10 +85,11 @@ def test_every_part(family: str, attention: str, baseline: str) -> None:
     wrong = []
     for site, arrays in explanation.sites.items():
         for part, array in arrays.items():
-            expected = terms.pop((site, part), {})
-            if part == "direct" and "heads" in REFUSED.get(family, []):
-                expected = without_heads(expected)
-            difference, text = furthest(cells_of(array), expected)
+            actual, expected = cells_of(array), terms.pop((site, part), {})
+            if (family, part) in ADDED_UP:
+                axis = array.dims.index(ADDED_UP[family, part])
+                actual, expected = added_up(actual, axis), added_up(expected, axis)
+            difference, text = furthest(actual, expected)
             if not difference <= TOLERANCE * largest:
                 wrong.append(f"{site} {part} {text}")
     assert not wrong, "\n".join(wrong)

@@ -291,21 +291,21 @@ def reach_of(attention: Any, n: int) -> Tensor:
 
 
 def rotary_attention(
-    run: FrozenRun, y: Tensor, body: Any, module: Any, place: Place, memory: list[Tensor] | None = None
+    run: FrozenRun, y: Tensor, body: Any, module: Any, place: Place, shared: dict[str, Any] | None = None
 ) -> Tensor:
     """Grouped heads with rotary positions; norms of heads and a cap of scores where there are any."""
     config, n = body.config, y.shape[1]
     turn = turns_of(body, module, n)
     query = split(run.linear(y, *map_of(module.q_proj), place), config.num_attention_heads)
-    key = split(run.linear(y, *map_of(module.k_proj), place), config.num_key_value_heads)
-    value = split(run.linear(y, *map_of(module.v_proj), place), config.num_key_value_heads)
     if hasattr(module, "q_norm"):
-        query, key = norm_of(run, query, module.q_norm), norm_of(run, key, module.k_norm)
-    if hasattr(module, "v_norm"):
-        value = norm_of(run, value, module.v_norm)
-    query, key = rotate(query, turn), rotate(key, turn)
-    groups = config.num_attention_heads // config.num_key_value_heads
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        query = norm_of(run, query, module.q_norm)
+    query = rotate(query, turn)
+    if getattr(module, "is_kv_shared_layer", False):
+        key, value = shared[module.layer_type]
+    else:
+        key, value = keys_and_values(run, y, config, module, place, turn)
+    if shared is not None:
+        shared[module.layer_type] = (key, value)
     scores = run.product(query, key, scores_of) * module.scaling
     cap = getattr(module, "attn_logit_softcapping", None)
     if cap is not None:
@@ -314,9 +314,33 @@ def rotary_attention(
     return run.linear(merge(mixed), *map_of(module.o_proj), place)
 
 
+def sparse(run: FrozenRun, x: Tensor, sparsity: float, place: Place) -> Tensor:
+    """Gemma 3n's selection: what exceeds mean and deviation; the deviation is a constant."""
+    factor = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity))
+    deviation = run.hold(x.std(-1, keepdim=True, unbiased=False)) * factor.double()
+    exceeding = run.add(x - x.mean(-1, keepdim=True), -deviation, place)
+    return run.activate(exceeding, torch.relu)
+
+
+def keys_and_values(
+    run: FrozenRun, y: Tensor, config: Any, module: Any, place: Place, turn: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Keys and values, one for each head."""
+    key = split(run.linear(y, *map_of(module.k_proj), place), config.num_key_value_heads)
+    value = split(run.linear(y, *map_of(module.v_proj), place), config.num_key_value_heads)
+    if hasattr(module, "k_norm"):
+        key = norm_of(run, key, module.k_norm)
+    if hasattr(module, "v_norm"):
+        value = norm_of(run, value, module.v_norm)
+    groups = config.num_attention_heads // config.num_key_value_heads
+    return rotate(key, turn).repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+
+
 def gated(run: FrozenRun, y: Tensor, module: Any, act: Activation, place: Place) -> Tensor:
     """A feed-forward block with a gate."""
     gate = run.linear(y, *map_of(module.gate_proj), place)
+    if getattr(module, "activation_sparsity", 0.0) > 0.0:
+        gate = sparse(run, gate, module.activation_sparsity, place)
     up = run.linear(y, *map_of(module.up_proj), place)
     return run.linear(run.gate(act, gate, up), *map_of(module.down_proj), place)
 
@@ -368,6 +392,81 @@ def llama(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int)
     return capped(run, value, model.config)
 
 
+def gemma3n(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
+    """`Gemma3nForCausalLM`: streams (row, position, stream, width), of which a layer updates the active one."""
+    site, ids, body, config = "decoder", inputs["input_ids"][0], model.model, model.config
+    embedded = run.look_up(body.embed_tokens.weight * body.embed_tokens.embed_scale, ids, site, at_entrance=False)
+    per_layer = per_layer_inputs(run, embedded, body, ids, site)
+    streams = [embedded]
+    for projection in body.altup_projections:
+        streams.append(rescale(run, embedded @ projection.weight.T, embedded))
+    x = torch.stack(streams, 2)
+    shared: dict[str, tuple[Tensor, Tensor]] = {}
+    for number, layer in enumerate(body.layers, 1):
+        x = run.without_positions(x, site, "states", number)
+        x = gemma3n_layer(run, x, per_layer[:, :, number - 1], body, layer, number, shared)
+    streams = [x[:, :, 0]]
+    for stream, projection in enumerate(body.altup_unembed_projections, 1):
+        streams.append(rescale(run, x[:, :, stream] @ projection.weight.T, streams[0]))
+    x = norm_of(run, torch.stack(streams).mean(0), body.norm)
+    value = number_of(run, x, position, map_of(model.lm_head), token, (site, 0, "head"))
+    return capped(run, value, config)
+
+
+def per_layer_inputs(run: FrozenRun, embedded: Tensor, body: Any, ids: Tensor, site: str) -> Tensor:
+    """Vectors (row, position, layer, width) that a layer takes in after its blocks, from a table of their own."""
+    table = body.embed_tokens_per_layer.weight * body.embed_tokens_per_layer.embed_scale
+    looked_up = run.look_up(table, ids, site, at_entrance=False)
+    shape = (len(body.layers), -1)
+    projected = embedded @ body.per_layer_model_projection.weight.T * body.per_layer_projection_scale
+    projected = norm_of(run, projected.unflatten(-1, shape), body.per_layer_projection_norm)
+    return (projected + looked_up.unflatten(-1, shape)) * body.per_layer_input_scale
+
+
+def rescale(run: FrozenRun, x: Tensor, like: Tensor) -> Tensor:
+    """A vector with the size of another: a normalization, its factor is held fixed."""
+    size = x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
+    target = like.square().mean(-1, keepdim=True).sqrt()
+    return x * run.hold(target / size)
+
+
+def gemma3n_layer(
+    run: FrozenRun, x: Tensor, per_layer: Tensor, body: Any, layer: Any, number: int, shared: dict[str, Any]
+) -> Tensor:
+    """AltUp's prediction, the layer's blocks beside Laurel, AltUp's correction, and what the layer looks up."""
+    place, count = ("decoder", number, "attention"), x.shape[2]
+    altup, active = layer.altup, body.config.altup_active_idx
+    coefficients = routed(run, x[:, :, active], altup) @ altup.prediction_coefs.weight.T
+    coefficients = coefficients.unflatten(-1, (count, count))
+    predicted = x + run.product(coefficients, x, torch.matmul)
+    current = predicted[:, :, active]
+    y = norm_of(run, current, layer.input_layernorm)
+    laurel = y @ layer.laurel.linear_left.weight.T @ layer.laurel.linear_right.weight.T
+    laurel = y + norm_of(run, laurel, layer.laurel.post_laurel_norm)
+    out = rotary_attention(run, y, body, layer.self_attn, place, shared)
+    current = current + run.block(norm_of(run, out, layer.post_attention_layernorm), place)
+    current = (current + laurel) / math.sqrt(2)
+    place = ("decoder", number, "feed_forward")
+    out = gated(run, norm_of(run, current, layer.pre_feedforward_layernorm), layer.mlp, gelu_tanh, place)
+    current = current + run.block(norm_of(run, out, layer.post_feedforward_layernorm), place)
+    coefficients = routed(run, current, altup) @ altup.correction_coefs.weight.T
+    coefficients = run.add(coefficients, 1.0, place)[..., None]
+    innovation = (current - predicted[:, :, active])[:, :, None]
+    corrected = predicted + run.product(coefficients, innovation)
+    first = corrected[:, :, active]
+    if body.config.altup_correct_scale:
+        first = first * altup.correct_output_scale
+    first = run.gate(gelu_tanh, first @ layer.per_layer_input_gate.weight.T, per_layer)
+    first = norm_of(run, first @ layer.per_layer_projection.weight.T, layer.post_per_layer_input_norm)
+    return torch.cat([corrected[:, :, :1], corrected[:, :, 1:] + first[:, :, None]], 2)
+
+
+def routed(run: FrozenRun, x: Tensor, altup: Any) -> Tensor:
+    """AltUp's router: an activation."""
+    y = norm_of(run, x, altup.router_norm) * altup.router_input_scale
+    return run.activate(y @ altup.modality_router.weight.T, torch.tanh)
+
+
 def capped(run: FrozenRun, value: Tensor, config: Any) -> Tensor:
     """Gemma's cap of logits: an activation."""
     cap = getattr(config, "final_logit_softcapping", None)
@@ -384,19 +483,18 @@ FAMILIES = {
     "mixtral": llama,
     "gemma2": llama,
     "gemma3": llama,
+    "gemma3n": gemma3n,
     "marian": marian,
     "t5": t5,
     "xlnet": xlnet,
 }
-ENCODERS = ("bert",)
+#: The site of the number, if it is not the decoder. With the streams of Gemma 3n nothing is direct.
+OUTPUT_SITES = {"bert": "encoder", "gemma3n": ""}
 
 
 def explain(
     family: str, model: Any, inputs: Inputs, position: int, token: int, integrated: bool, mean: bool
 ) -> tuple[float, Terms]:
     """The number and all terms of its explanation, for one row of inputs without padding."""
-    output_site = "decoder"
-    if family in ENCODERS:
-        output_site = "encoder"
-    run = FrozenRun(integrated, mean, output_site)
+    run = FrozenRun(integrated, mean, OUTPUT_SITES.get(family, "decoder"))
     return run.explain(lambda: FAMILIES[family](run, model, inputs, position, token))

@@ -207,12 +207,15 @@ class FrozenRun:
         return x * (act(z) / z)
 
     def gate(self, act: Activation, a: Tensor, b: Tensor) -> Tensor:
-        """`act(a) b`: a part gets `a_k b (act(a) - c)/a + b_k c`."""
+        """`act(a) b`: a part gets `a_k b (act(a) - c)/a + b_k c`; at `a = 0` the quotient is `act'(0)/2`."""
         whole_a, whole_b = self.hold(a), self.hold(b)
         c = torch.zeros_like(whole_a)
         for t, weight in quadrature():
             c += weight * act(t * whole_a)
-        return a * whole_b * (act(whole_a) - c) / whole_a + b * c
+        step = torch.tensor(1e-4, dtype=torch.float64)
+        slope_at_zero = (act(step) - act(-step)) / (2 * step)
+        slope = torch.where(whole_a == 0, slope_at_zero / 2, (act(whole_a) - c) / whole_a)
+        return a * whole_b * slope + b * c
 
     def product(self, a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor] = torch.mul) -> Tensor:
         """Any other product: each factor in turn, half and half."""

@@ -67,6 +67,23 @@ def gemma3() -> Any:
     return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**GEMMA, layer_types=layers))
 
 
+def gemma3n() -> Any:
+    """Three layers: the first selects in its feed-forward block, the last takes keys and values from the first."""
+    config = tf.Gemma3nTextConfig(
+        **LLAMA | {"num_hidden_layers": 3, "intermediate_size": [24, 24, 24]},
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=6,
+        altup_num_inputs=3,
+        laurel_rank=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=3,
+        num_kv_shared_layers=1,
+        activation_sparsity_pattern=[0.6, 0.0, 0.0],
+        final_logit_softcapping=4.0,
+    )
+    return tf.Gemma3nForCausalLM(config)
+
+
 def marian() -> Any:
     config = tf.MarianConfig(
         vocab_size=VOCABULARY,
@@ -118,6 +135,7 @@ BUILDERS = {
     "mixtral": mixtral,
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "gemma3n": gemma3n,
     "marian": marian,
     "t5": t5,
     "xlnet": xlnet,
