@@ -12,7 +12,7 @@ import xarray as xr
 
 from normlens import Lens
 from tests.reference.whole_model.families import FAMILIES, explain
-from tests.reference.whole_model.models import build, inputs_of
+from tests.reference.whole_model.models import CONFUSABLE, build, inputs_of
 
 #: Names of options and blocks in the public interface.
 ATTENTION = {"fixed": "carried", "integrated": "chosen"}
@@ -36,19 +36,12 @@ def model_of(family: str) -> Any:
     return build(family)
 
 
-def explained(family: str, attention: str, baseline: str) -> Any:
-    parts = [part for part in PARTS if part not in REFUSED.get(family, [])]
-    options = {"attention": ATTENTION[attention], BASELINE: baseline, "parts": parts}
-    lens = Lens(model_of(family))
-    return lens.explain_inputs(inputs_of(family), output=TOKEN, position=POSITION, **options)[0]
-
-
 def cells_of(array: xr.DataArray) -> Cells:
     """Values by coordinates, in the names of the reference."""
     names = {public: name for name, public in BLOCKS.items()}
     cells = {}
     for place, value in np.ndenumerate(array.values):
-        where = [array[axis].values[index] for axis, index in zip(array.dims, place, strict=True)]
+        where = [array[axis].values.tolist()[index] for axis, index in zip(array.dims, place, strict=True)]
         cells[tuple(names.get(name, name) for name in where)] = float(value)
     return cells
 
@@ -73,15 +66,18 @@ def furthest(actual: Cells, expected: Cells) -> tuple[float, str]:
 
 @pytest.mark.parametrize("baseline", ["mean", "zero"])
 @pytest.mark.parametrize("attention", ["fixed", "integrated"])
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_every_part(family: str, attention: str, baseline: str) -> None:
-    model, inputs = model_of(family), inputs_of(family)
+@pytest.mark.parametrize("case", [*FAMILIES, *CONFUSABLE])
+def test_every_part(case: str, attention: str, baseline: str) -> None:
+    family = case.split()[0]
+    model, inputs, refused = model_of(family), inputs_of(case), REFUSED.get(family, [])
     value, terms = explain(family, model, inputs, POSITION, TOKEN, attention == "integrated", baseline == "mean")
+    largest = max(abs(term) for cells in terms.values() for term in cells.values())
     with torch.no_grad():
         own = float(model(**inputs).logits[0, POSITION, TOKEN])
-    assert value == pytest.approx(own, rel=TOLERANCE)
-    explanation = explained(family, attention, baseline)
-    largest = max(abs(term) for cells in terms.values() for term in cells.values())
+    assert value == pytest.approx(own, abs=TOLERANCE * largest)
+    parts = [part for part in PARTS if part not in refused]
+    options = {"attention": ATTENTION[attention], BASELINE: baseline, "parts": parts}
+    explanation = Lens(model).explain_inputs(inputs, output=TOKEN, position=POSITION, **options)[0]
     wrong = []
     for site, arrays in explanation.sites.items():
         for part, array in arrays.items():
@@ -93,5 +89,5 @@ def test_every_part(family: str, attention: str, baseline: str) -> None:
             if not difference <= TOLERANCE * largest:
                 wrong.append(f"{site} {part} {text}")
     assert not wrong, "\n".join(wrong)
-    missing = {part for _, part in terms} - set(REFUSED.get(family, []))
+    missing = {part for _, part in terms} - set(refused)
     assert not missing

@@ -177,7 +177,7 @@ def marian(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int
                 place, norm = (site, number, "cross_attention"), layer.encoder_attn_layer_norm
                 x = attend(x, memory, layer.encoder_attn, norm, everywhere(m, n), place, "cross")
             place = (site, number, "feed_forward")
-            out = two_maps(run, x, map_of(layer.fc1), silu, map_of(layer.fc2), place)
+            out = two_maps(run, x, map_of(layer.fc1), gelu, map_of(layer.fc2), place)
             x = run.layer_norm(x + run.block(out, place), layer.final_layer_norm, place)
         memory = x
     output = (model.lm_head.weight, model.final_logits_bias[0])
@@ -283,8 +283,9 @@ def turns_of(body: Any, attention: Any, n: int) -> tuple[Tensor, Tensor]:
 
 
 def reach_of(attention: Any, n: int) -> Tensor:
-    """Causal, in a window where the layer has one."""
-    reach, window = causal(n), getattr(attention, "sliding_window", None)
+    """Causal, in a window where the layer or the model has one."""
+    reach, window = causal(n), getattr(attention.config, "sliding_window", None)
+    window = getattr(attention, "sliding_window", window)
     if window is not None:
         reach = reach & ~torch.ones_like(reach).tril(-window)
     return reach
@@ -479,6 +480,7 @@ FAMILIES = {
     "bert": bert,
     "gpt2": gpt2,
     "llama": llama,
+    "llama_bias": llama,
     "llama_dora": llama,
     "mixtral": llama,
     "gemma2": llama,

@@ -32,6 +32,17 @@ def quadrature() -> Iterator[tuple[float, float]]:
         yield float(node + 1) / 2, float(weight) / 2
 
 
+def integrated_attention(scores: Tensor, values: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Integrated gradients of `softmax(S) V` along `(t S, t V)`: those of values, and those of scores in each query's output."""
+    by_value, by_score = torch.zeros_like(scores), torch.zeros_like(scores[..., None] * values[..., None, :, :])
+    for t, weight in quadrature():
+        alpha = torch.softmax((t * scores).masked_fill(~allowed, -torch.inf), -1)
+        mixed = (alpha @ values)[..., None, :]
+        by_value += weight * alpha
+        by_score += weight * t * alpha[..., None] * (values[..., None, :, :] - mixed)
+    return by_value, by_score
+
+
 class FrozenRun:
     """The operations of a forward pass in which weights are held fixed and one vector per row is taken out."""
 
@@ -147,7 +158,8 @@ class FrozenRun:
         whole_scores, whole_values = self.hold(scores), self.hold(values)
         alpha = torch.softmax(whole_scores.masked_fill(~allowed, -torch.inf), -1)
         if self.integrated:
-            out = self._integrated(scores, values, allowed, whole_scores, whole_values)
+            by_value, by_score = integrated_attention(whole_scores, whole_values, allowed)
+            out = by_value @ values + torch.einsum("rhqk,hqkd->rhqd", scores, by_score[0])
         else:
             out = alpha @ values
         site, layer, block = place
@@ -160,18 +172,6 @@ class FrozenRun:
             for query, key in np.ndindex(queries, keys):
                 carried = alpha[0, head, query, key] * whole_values[0, head, key]
                 out[self.row(edges, "edges", layer, head + 1, query, key), head, query] -= carried
-        return out
-
-    def _integrated(
-        self, scores: Tensor, values: Tensor, allowed: Tensor, whole_scores: Tensor, whole_values: Tensor
-    ) -> Tensor:
-        """Integrated gradients of `softmax(S) V` along `(t S, t V)`."""
-        out = torch.zeros_like(scores[..., :1] * values[..., :1, :])
-        given = scores.masked_fill(~allowed, 0.0)
-        for t, weight in quadrature():
-            alpha = torch.softmax((t * whole_scores).masked_fill(~allowed, -torch.inf), -1)
-            change = alpha * (given - (alpha * given).sum(-1, keepdim=True))
-            out += weight * (alpha @ values + t * change @ whole_values)
         return out
 
     # ---- operations of the design's table --------------------------------------------------------------------------------
