@@ -220,7 +220,7 @@ def t5(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) ->
 
 
 def xlnet(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
-    """`XLNetLMHeadModel`, content stream alone: post-norm; scores of content, of relative positions and of segments."""
+    """`XLNetLMHeadModel`, content stream: post-norm; the keys of relative positions and of segments are constants."""
     site, ids, segments = "decoder", inputs["input_ids"][0], inputs["token_type_ids"][0]
     n, body = len(ids), model.transformer
     distances = body.relative_positional_encoding(n, n, bsz=1)[:, 0].double()
@@ -230,14 +230,12 @@ def xlnet(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int)
     for number, layer in enumerate(body.layer, 1):
         x = run.state(x, site, number)
         place, attention = (site, number, "attention"), layer.rel_attn
-
-        def per_head(y: Tensor, weight: Tensor) -> Tensor:
-            return torch.einsum("rih,hnd->rnid", y, weight)
-
-        query, key, value = (per_head(x, weight) for weight in (attention.q, attention.k, attention.v))
+        weights = (attention.q, attention.k, attention.v)
+        query, key, value = (torch.einsum("rih,hnd->rnid", x, weight) for weight in weights)
         scores = run.product(run.add(query, attention.r_w_bias[:, None], place), key, scores_of)
         to_position = run.add(query, attention.r_r_bias[:, None], place)
-        scores = scores + torch.einsum("rnid,ijnd->rnij", to_position, position_keys(distances, attention.r)[shift])
+        position_keys = torch.einsum("ph,hnd->pnd", distances, attention.r)[shift]
+        scores = scores + torch.einsum("rnid,ijnd->rnij", to_position, position_keys)
         to_segment = run.add(query, attention.r_s_bias[:, None], place)
         scores = scores + torch.einsum("rnid,ijnd->rnij", to_segment, attention.seg_embed[other_segment])
         mixed = run.attend(scores * attention.scale, value, everywhere(n, n), place, site)
@@ -247,11 +245,6 @@ def xlnet(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int)
         out = two_maps(run, x, map_of(layer.ff.layer_1), gelu, map_of(layer.ff.layer_2), place)
         x = run.layer_norm(x + run.block(out, place), layer.ff.layer_norm, place)
     return number_of(run, x, position, map_of(model.lm_loss), token, (site, 0, "head"))
-
-
-def position_keys(distances: Tensor, weight: Tensor) -> Tensor:
-    """Keys (distance, head, width) of relative positions: constants."""
-    return torch.einsum("ph,hnd->pnd", distances, weight)
 
 
 # ---- Llama and its kin -----------------------------------------------------------------------------------------------
@@ -277,7 +270,7 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def turns_of(body: Any, attention: Any, n: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of a layer."""
     places, like = torch.arange(n)[None], torch.zeros(1, dtype=torch.float64)
-    if type(attention).__name__.startswith(("Gemma3", "Gemma3n")):
+    if type(attention).__name__.startswith("Gemma3"):
         return body.rotary_emb(like, places, attention.layer_type)
     return body.rotary_emb(like, places)
 
@@ -301,7 +294,7 @@ def rotary_attention(
     if hasattr(module, "q_norm"):
         query = norm_of(run, query, module.q_norm)
     query = rotate(query, turn)
-    if getattr(module, "is_kv_shared_layer", False):
+    if shared and getattr(module, "is_kv_shared_layer", False):
         key, value = shared[module.layer_type]
     else:
         key, value = keys_and_values(run, y, config, module, place, turn)
@@ -313,14 +306,6 @@ def rotary_attention(
         scores = run.activate(scores, lambda z: cap * torch.tanh(z / cap))
     mixed = run.attend(scores, value, reach_of(module, n), place, place[0])
     return run.linear(merge(mixed), *map_of(module.o_proj), place)
-
-
-def sparse(run: FrozenRun, x: Tensor, sparsity: float, place: Place) -> Tensor:
-    """Gemma 3n's selection: what exceeds mean and deviation; the deviation is a constant."""
-    factor = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity))
-    deviation = run.hold(x.std(-1, keepdim=True, unbiased=False)) * factor.double()
-    exceeding = run.add(x - x.mean(-1, keepdim=True), -deviation, place)
-    return run.activate(exceeding, torch.relu)
 
 
 def keys_and_values(
@@ -338,12 +323,22 @@ def keys_and_values(
 
 
 def gated(run: FrozenRun, y: Tensor, module: Any, act: Activation, place: Place) -> Tensor:
-    """A feed-forward block with a gate."""
+    """A feed-forward block with a gate, or experts of that kind."""
+    if hasattr(module, "experts"):
+        return mixture(run, y, module)
     gate = run.linear(y, *map_of(module.gate_proj), place)
     if getattr(module, "activation_sparsity", 0.0) > 0.0:
         gate = sparse(run, gate, module.activation_sparsity, place)
     up = run.linear(y, *map_of(module.up_proj), place)
     return run.linear(run.gate(act, gate, up), *map_of(module.down_proj), place)
+
+
+def sparse(run: FrozenRun, x: Tensor, sparsity: float, place: Place) -> Tensor:
+    """Gemma 3n's selection: what exceeds mean and deviation; the deviation is a constant."""
+    factor = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity))
+    deviation = run.hold(x.std(-1, keepdim=True, unbiased=False)) * factor.double()
+    exceeding = run.add(x - x.mean(-1, keepdim=True), -deviation, place)
+    return run.activate(exceeding, torch.relu)
 
 
 def mixture(run: FrozenRun, y: Tensor, module: Any) -> Tensor:
@@ -382,10 +377,7 @@ def llama(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int)
         if is_gemma:
             before = layer.pre_feedforward_layernorm
         y = norm_of(run, x, before)
-        if hasattr(layer.mlp, "experts"):
-            out = mixture(run, y, layer.mlp)
-        else:
-            out = gated(run, y, layer.mlp, act, place)
+        out = gated(run, y, layer.mlp, act, place)
         if is_gemma:
             out = norm_of(run, out, layer.post_feedforward_layernorm)
         x = x + run.block(out, place)
@@ -395,7 +387,7 @@ def llama(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int)
 
 def gemma3n(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: int) -> Tensor:
     """`Gemma3nForCausalLM`: streams (row, position, stream, width), of which a layer updates the active one."""
-    site, ids, body, config = "decoder", inputs["input_ids"][0], model.model, model.config
+    site, ids, body = "decoder", inputs["input_ids"][0], model.model
     embedded = run.look_up(body.embed_tokens.weight * body.embed_tokens.embed_scale, ids, site, at_entrance=False)
     per_layer = per_layer_inputs(run, embedded, body, ids, site)
     streams = [embedded]
@@ -411,7 +403,7 @@ def gemma3n(run: FrozenRun, model: Any, inputs: Inputs, position: int, token: in
         streams.append(rescale(run, x[:, :, stream] @ projection.weight.T, streams[0]))
     x = norm_of(run, torch.stack(streams).mean(0), body.norm)
     value = number_of(run, x, position, map_of(model.lm_head), token, (site, 0, "head"))
-    return capped(run, value, config)
+    return capped(run, value, model.config)
 
 
 def per_layer_inputs(run: FrozenRun, embedded: Tensor, body: Any, ids: Tensor, site: str) -> Tensor:

@@ -1,7 +1,7 @@
 """The frozen affine map of one run, and every term of an explanation as what is missing when its vector is taken out.
 
-No gradients, no code of normlens. A family writes its forward pass with the operations of `FrozenRun`; tensors have a leading
-axis of rows. Row 0 is the model itself. Every other row is the same pass with one vector taken out: the *cell* of that row.
+No gradients, no code of normlens. A family writes its forward pass with the operations of `FrozenRun`; tensors have a
+leading axis of rows. Row 0 is the model itself. Every other row is the same pass with one vector taken out, its *cell*.
 The first pass has row 0 alone: it records what is held fixed, in the order of computation, and which cells there are.
 """
 
@@ -33,7 +33,7 @@ def quadrature() -> Iterator[tuple[float, float]]:
 
 
 def integrated_attention(scores: Tensor, values: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Integrated gradients of `softmax(S) V` along `(t S, t V)`: those of values, and those of scores in each query's output."""
+    """Integrated gradients of `softmax(S) V` along `(t S, t V)`: for values, and for scores (row, head, query, key, width)."""
     by_value, by_score = torch.zeros_like(scores), torch.zeros_like(scores[..., None] * values[..., None, :, :])
     for t, weight in quadrature():
         alpha = torch.softmax((t * scores).masked_fill(~allowed, -torch.inf), -1)
