@@ -33,7 +33,7 @@ def quadrature() -> Iterator[tuple[float, float]]:
 
 
 def integrated_attention(scores: Tensor, values: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Integrated gradients of `softmax(S) V` along `(t S, t V)`: for values, and for scores (row, head, query, key, width)."""
+    """Integrated gradients of `softmax(S) V` on `(t S, t V)`, for values and for scores (row, head, query, key, width)."""
     by_value, by_score = torch.zeros_like(scores), torch.zeros_like(scores[..., None] * values[..., None, :, :])
     for t, weight in quadrature():
         alpha = torch.softmax((t * scores).masked_fill(~allowed, -torch.inf), -1)
