@@ -21,6 +21,7 @@ from normlens.anatomy.examine import (
 )
 from normlens.anatomy.inputs import failed_on
 from normlens.anatomy.interface import Rounding, fresh, run_arguments
+from normlens.anatomy.layers import LayerCall, trace_layers
 from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Take, capture, outputs_around
@@ -52,6 +53,7 @@ class ExaminedModel:
         self._state: ModelState | None = None
         # What is known of the model, good for its present state alone.
         self._anatomies: dict[frozenset[Any], Anatomy] = {}  # by the inputs that change what runs
+        self._layer_calls: dict[frozenset[Any], tuple[LayerCall, ...]] = {}  # by the same inputs
         self._weights = WeightCache()
         self._requests: dict[tuple[int, str], Request] = {}  # by anatomy, and what was asked
         self._described: dict[str, Any] | None = None
@@ -90,6 +92,7 @@ class ExaminedModel:
 
     def _forget(self) -> None:
         self._anatomies.clear()
+        self._layer_calls.clear()
         self._requests.clear()
         self._weights.clear()
         self._compared.clear()
@@ -107,6 +110,25 @@ class ExaminedModel:
                 read_on = one_row(inputs) if foreign else reading_inputs(self._body, inputs)
                 self._anatomies[known] = examine(self._body, read_on)
         return self._anatomies[known]
+
+    def layer_calls(self, inputs: Mapping[str, Any], *, on_inputs: bool = False) -> tuple[LayerCall, ...]:
+        """The layers that a pass on these inputs calls, in their order, from a trace.
+
+        Args:
+            inputs: The inputs of the pass.
+            on_inputs: Trace the whole model on one row of the inputs, instead of its body on a few tokens.
+        """
+        by_tokens = not on_inputs and "input_ids" in inputs and hasattr(self._body, "config")
+        known: frozenset[Any] = frozenset(name for name in DECIDING if inputs.get(name) is not None)
+        if not by_tokens:
+            known = frozenset(form_of(*item) for item in inputs.items())
+        if known not in self._layer_calls:
+            if by_tokens:
+                found = trace_layers(self._body, reading_inputs(self._body, inputs))
+            else:
+                found = trace_layers(getattr(self.model, "_orig_mod", self.model), one_row(inputs))
+            self._layer_calls[known] = found
+        return self._layer_calls[known]
 
     def _request(self, anatomy: Anatomy, asked: Mapping[str, Any]) -> Request:
         """What was asked, checked against the anatomy; people ask for the same again and again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.scope import PassScope, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
+
+if TYPE_CHECKING:
+    from normlens.anatomy.layers import LayerFollower
 
 #: Lengths on which a model is read: the first two of them that are no number of its configuration (of heads, say), one
 #: for the source and one for the target, so that nothing coincides.
@@ -58,6 +61,15 @@ def examine(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Anatom
 def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace:
     """The record of one forward pass over `inputs`."""
     recorder = Recorder(model)
+    trace_pass(model, inputs, recorder)
+    recorder.trace.lost = recorder.lost()
+    return recorder.trace
+
+
+def trace_pass(
+    model: nn.Module, inputs: Mapping[str, Any] | None, recorder: Recorder, layers: LayerFollower | None = None
+) -> None:
+    """Run one forward pass under a recorder; `layers` follows the layers of the same pass."""
 
     def note(call: AttentionCall) -> Tensor:
         recorder.before_attention()
@@ -69,10 +81,10 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
 
     with PassScope(model) as scope, unfused(), Rounding.of(model).off():
         intercept_attention(scope, note)
+        if layers is not None:
+            layers.watch(scope)
         recorder.watch(scope)
         model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
-    recorder.trace.lost = recorder.lost()
-    return recorder.trace
 
 
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:

@@ -24,10 +24,13 @@ def kinds_of(trace: Trace, residuals: Sequence[int | None]) -> list[Kind]:
     sequences = _sequence_inputs(trace)
     made_of = [trace.ancestors(event.output) for event in trace.attentions]
     read = [trace.ancestors(event.value) for event in trace.attentions]
-    cross = []
+    cross: list[bool] = []
+    known: dict[int, bool] = {}  # values that a layer may take from an earlier one
     for event, residual, made, given in zip(trace.attentions, residuals, made_of, read, strict=True):
+        values = _laid_out(trace, event.value)[-1]
         square = event.alpha.shape[-2] == event.alpha.shape[-1]
-        cross.append(not square or bool(sequences & made - given) or not _on_stream(trace, residual, given))
+        own = residual is None or any(value in given for value in _laid_out(trace, residual))
+        cross.append(known.setdefault(values, not square or bool(sequences & made - given) or not own))
     kinds: list[Kind] = []
     for event, is_cross in zip(trace.attentions, cross, strict=True):
         if is_cross:
@@ -40,17 +43,15 @@ def kinds_of(trace: Trace, residuals: Sequence[int | None]) -> list[Kind]:
     return kinds
 
 
-def _on_stream(trace: Trace, residual: int | None, given: set[int]) -> bool:
-    """Return True if values were made from the residual stream to which their attention's output is added."""
-    waiting = [] if residual is None else [residual]
-    while waiting:
-        value = waiting.pop()
-        if value in given:
-            return True
-        made = trace.operations[trace.producer[value]] if value in trace.producer else None
-        if made is not None and made.name in LAYOUT:  # the same numbers, before they were laid out anew
-            waiting += made.inputs[:1]
-    return residual is None
+def _laid_out(trace: Trace, value: int) -> list[int]:
+    """The value, and before it the same numbers in other layouts, back to where they were computed."""
+    found = [value]
+    while found[-1] in trace.producer:
+        made = trace.operations[trace.producer[found[-1]]]
+        if made.name not in LAYOUT or not made.inputs:
+            break
+        found.append(made.inputs[0])
+    return found
 
 
 def _direction(event: AttentionEvent) -> Kind:

@@ -61,7 +61,12 @@ def fused_attention(
 
 
 def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-    weights = torch.softmax(scores_of(query, key, mask, options), -1)
+    scores = scores_of(query, key, mask, options)
+    hidden = torch.isneginf(scores.detach()).all(-1, keepdim=True)
+    if bool(hidden.any()):  # a row of padding that sees nothing: scaled dot-product attention gives 0 there
+        weights = torch.softmax(scores.masked_fill(hidden, 0.0), -1) * (~hidden)
+    else:
+        weights = torch.softmax(scores, -1)
     if options.get("enable_gqa"):
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], dim=-3)
     return torch.matmul(weights, value)

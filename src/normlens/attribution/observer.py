@@ -146,7 +146,7 @@ class Observer:
         self.wanted = wanted
         self.replayed = replayed
         self.rows, self.lengths = _shape_of(inputs)
-        self.layers = Layers(model)
+        self.layers = Layers(model, self._begin)
         self.side: int | None = None
         self.entrances: list[Entrance] = []
         self.stacks: list[Stack] = []
@@ -167,7 +167,7 @@ class Observer:
 
     def watch(self, scope: PassScope) -> None:
         """Follow layers and their parts while a pass runs."""
-        self.layers.watch(scope, self._begin)
+        self.layers.watch(scope)
 
     @property
     def layer(self) -> int:
@@ -176,7 +176,7 @@ class Observer:
 
     def _begin(self, args: Any, kwargs: Any) -> Any:
         """The arguments of a layer with its entrance in place of its vectors; None where no vectors enter."""
-        found = self._hidden(args, kwargs)
+        found = self._hidden(args, kwargs) if torch.is_grad_enabled() else None
         if found is None:
             return None
         with torch._C.DisableTorchFunction():  # what is done here is no part of the model

@@ -128,8 +128,8 @@ class Numbers:
         """Refuse an output whose positions are not those of the input."""
         if self._length is not None and output.ndim > 2 and output.shape[1] != self._length:
             raise InputError(
-                f"the model's output has {output.shape[1]} positions for {self._length} input positions, so that `position` "
-                "cannot be found in it; leave out arguments that shorten the output (logits_to_keep)"
+                f"explain() needs an output at every input position: this model's has {output.shape[1]} positions for "
+                f"{self._length} input positions; ask at its body with direction=…"
             )
 
 

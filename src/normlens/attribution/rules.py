@@ -224,7 +224,8 @@ def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     """A matrix product: of a part and a weight it is linear; of two parts the left one is held.
 
     Two parts meet in attention: scores (`q k`), which a softmax will hold anyway, and linear attention, where queries and
-    keys are weights. Under `attention="chosen"` the scores are a product of two parts like any other: half and half.
+    keys are weights. Where the residual stream itself is a factor (AltUp), or under `attention="chosen"`, it is a product of
+    two parts like any other: half and half.
     """
     a, b = args[0], args[1]
     weights = lineage_of(a)
@@ -232,7 +233,12 @@ def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
         return attend(run, a, weights.weights, b, function)
     if not (is_live(a) and is_live(b)):
         return function(*args, **kwargs)
-    if run.chosen:
+    streams = [x for x in (a, b) if (lineage := lineage_of(x)) is not None and lineage.stream]
+    if run.chosen or streams:
+        other = a if streams and streams[0] is b else b
+        if not run.chosen and is_bent(other):  # a router's weights, with which streams are mixed
+            held = run.hold(other.detach)
+            return function(held, b, **kwargs) if other is a else function(a, held, **kwargs)
         return halved(run, function, a, b, kwargs)
     return function(run.hold(a.detach), b, **kwargs)
 

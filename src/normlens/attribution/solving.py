@@ -12,12 +12,21 @@ from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of
 from normlens.anatomy.interface import Rounding, fresh, run_arguments
+from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.observer import Wanted
 from normlens.attribution.operands import mapped
 from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor, output_length
-from normlens.attribution.term_proof import Subject, check_edges, check_finite, check_number, check_replay, check_sums
+from normlens.attribution.term_proof import (
+    Subject,
+    check_edges,
+    check_finite,
+    check_layers,
+    check_number,
+    check_replay,
+    check_sums,
+)
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import DecompositionError, InputError, NormlensError
 from normlens.lens import Lens
@@ -110,6 +119,7 @@ class _Batch:
         with PassScope(model, grad=True):
             arguments = mapped(run_arguments(model, fresh(dict(inputs))), _outside_of_inference)
             run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
+            check_layers(run.observer.layers, lambda on_inputs: self._traced(inputs, on_inputs), subject)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
             if run.observer.mixed_rows:
                 raise _MixedRowsError
@@ -126,6 +136,14 @@ class _Batch:
             Solved([terms.row(row) for terms in found], [numbers.answers[row] for numbers in steps], *known[kind])
             for row in range(len(questions))
         ]
+
+    def _traced(self, inputs: Mapping[str, Any], on_inputs: bool) -> tuple[LayerCall, ...]:
+        try:
+            return self.lens.layer_calls(inputs, on_inputs=on_inputs)
+        except Exception:
+            if on_inputs:
+                raise
+            return ()  # a model need not run on a few tokens
 
     def _own_numbers(self, inputs: Mapping[str, Any], numbers: Numbers) -> tuple[Tensor, float]:
         """The numbers that the user's own object puts out when nobody looks, and the size of its largest logit."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from normlens.anatomy.layers import LayerCall
 from normlens.attribution.explain_request import AttentionRule
+from normlens.attribution.layers import Layers
 from normlens.attribution.terms import Run, Select, Terms
-from normlens.errors import DecompositionError, InputError
+from normlens.errors import AnatomyError, DecompositionError, InputError
 
 #: What the gap may be over the sum of absolute terms, by the type that the model computes in. Many families normalize and
 #: weigh in single precision whatever their type, so that double precision is not ten digits better.
@@ -35,6 +38,23 @@ class Subject:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
             raise InputError(f"a model must compute in one of {known} to be explained: this one has {self.dtype}")
         return max(TOLERANCE[self.dtype], _CHOSEN_TOLERANCE if self.attention == "chosen" else 0.0)
+
+
+def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], subject: Subject) -> None:
+    """The pass must have followed the layers and attentions that a trace of the model has.
+
+    Terms of a pass that missed layers add up too. `traced(False)` is the trace on a few tokens, `traced(True)` on the inputs
+    themselves, for models whose layers depend on them.
+    """
+    for on_inputs in (False, True):
+        expected = [call for call in traced(on_inputs) if call.module not in layers.followed.skipped]
+        attending = {number for number, call in enumerate(expected, 1) if call.attends}
+        if layers.followed.calls == [call.module for call in expected] and attending <= layers.attending:
+            return
+    raise AnatomyError(
+        f"explain() followed {len(layers.followed.calls)} layers of {subject.family!r}, {len(layers.attending)} of them with "
+        f"attention, and a trace of the model has {len(expected)} and {len(attending)}; please report it"
+    )
 
 
 def check_finite(numbers: Tensor, family: str) -> None:
