@@ -5,7 +5,7 @@ Lists that run beside another one (a norm for each layer, say) are its companion
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
 from normlens.errors import AnatomyError
 
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 #: Arguments of a layer to those with which it shall run.
 Begin = Callable[[Any, Any], tuple[Any, Any] | None]
 
@@ -46,19 +47,26 @@ def layer_members(model: nn.Module) -> dict[nn.Module, Member]:
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
-            if isinstance(child, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-                for index, member in enumerate(child.children()):
-                    if isinstance(member, nn.ModuleList | nn.ModuleDict):  # a list of lists: these are not called
-                        visit(nn.ModuleList([member]))
-                    elif sum(p.ndim >= 2 for p in member.parameters()) >= 2:
-                        found.setdefault(member, Member(id(module), id(child), index))
-                    else:
-                        visit(member)
-            else:
+            if not isinstance(child, _LISTS):
                 visit(child)
+                continue
+            for index, member in enumerate(_flattened(child)):
+                if sum(p.ndim >= 2 for p in member.parameters()) >= 2:
+                    found.setdefault(member, Member(id(module), id(child), index))
+                else:
+                    visit(member)
 
     visit(model)
     return found
+
+
+def _flattened(modules: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members of a list, and those of lists in it: a list is not called itself."""
+    for member in modules.children():
+        if isinstance(member, nn.ModuleList | nn.ModuleDict):
+            yield from _flattened(member)
+        else:
+            yield member
 
 
 class LayerFollower:

@@ -81,6 +81,7 @@ class Block:
     kind: str
     output: Tensor
     given: Tensor | None = None  # row key
+    by_position: bool = True  # whether its output has a vector for each position of the stack
     leaf: Tensor | None = None  # its output in the stream without branches, for `direct`
 
 
@@ -489,6 +490,7 @@ class Observer:
         def read(gradient: Tensor) -> None:
             heads = with_heads(kept.tensor * gradient, self.rows) if by_head else None
             if heads is None:
+                found.by_head = False
                 return
             found.heads = heads.sum((-1, -2))
             if not self.wanted.edges or weights is None:
@@ -532,7 +534,8 @@ class Observer:
             if len(shape) == 2 and axes == (0, 1) and shape[0] == self.rows * length:
                 given, gradient = (x.unflatten(0, (self.rows, length)) for x in (given, gradient))
                 shape = given.shape
-            if len(shape) > max(axes) and (shape[rows], shape[positions]) == (self.rows, length):
+            block.by_position = len(shape) > max(axes) and (shape[rows], shape[positions]) == (self.rows, length)
+            if block.by_position:
                 block.given = by_position(given, gradient, axes)
 
         return read

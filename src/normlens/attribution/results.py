@@ -179,7 +179,8 @@ class _Shelf:
         key = labels.positions(stack, "key")
         layers = self._layers(stack)
         found: Arrays = {"tokens": self._array("tokens", ("key",), key, lambda t: t.tokens[stack][0, real].numpy())}
-        if "states" in self._parts:
+        lengths = {cut.states.shape[1] for cut in self._steps[0].cuts if cut.stack == stack}
+        if "states" in self._parts and lengths == {self._steps[0].tokens[stack].shape[1]}:
             found["states"] = self._array(
                 "states",
                 ("layer", "key"),

@@ -52,7 +52,7 @@ def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], 
         if layers.followed.calls == [call.module for call in expected] and attending <= layers.attending:
             return
     raise AnatomyError(
-        f"explain() followed {len(layers.followed.calls)} layers of {subject.family!r}, {len(layers.attending)} of them with "
+        f"explain() followed {len(layers.followed.calls)} layers of {subject.family!r}, {len(layers.attending)} with "
         f"attention, and a trace of the model has {len(expected)} and {len(attending)}; please report it"
     )
 

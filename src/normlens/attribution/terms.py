@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as nnf
 
 from normlens.anatomy.inputs import is_shared
 from normlens.anatomy.interface import use_implementation
@@ -286,20 +287,34 @@ class Run:
         return entrance.stack, entrance.number
 
     def _collect_blocks(self, terms: Terms) -> None:
+        unplaced: set[tuple[int, str]] = set()  # stacks and kinds of attention of which some layer cannot be read
         for attention in self.observer.attentions:
             where = (*self._site(attention.layer), attention.kind)
-            if self._wanted.heads:
-                _add(terms.heads, where, attention.heads)
+            if not attention.by_head:
+                unplaced.add((where[0], where[2]))
+            if self._wanted.heads and not _add(terms.heads, where, attention.heads):
+                unplaced.add((where[0], where[2]))
             if self._wanted.edges:
                 if attention.edge_distance is not None:
                     terms.edge_distances.append((*where[:2], attention.edge_distance))
-                _add(terms.edges, where, attention.edges)
+                if not _add(terms.edges, where, attention.edges):
+                    unplaced.add((where[0], where[2]))
                 if attention.top is not None:
                     several = where in terms.top_edges  # parts of one attention: their edges are the same ones
                     terms.top_edges.pop(where, None) if several else terms.top_edges.update({where: attention.top})
+        for found in (terms.heads, terms.edges):
+            for where in [where for where in found if (where[0], where[2]) in unplaced]:
+                del found[where]  # a layer that is missing would read as zero
+        placed = all(block.by_position for block in self.observer.blocks)
         for block in self.observer.blocks:
-            if self._wanted.blocks:
-                _add(terms.blocks, (*self._site(block.layer), block.kind), block.given)
+            if (
+                self._wanted.blocks
+                and placed
+                and not _add(terms.blocks, (*self._site(block.layer), block.kind), block.given)
+            ):
+                placed = False
+        if not placed:
+            terms.blocks.clear()
 
     def _collect_direct(self, terms: Terms) -> None:
         """A second backward pass along the stream alone, with every block's output as a leaf."""
@@ -336,7 +351,12 @@ class Run:
                 each = whole.unsqueeze(1)
                 if heads is not None:
                     each = torch.cat([(whole - heads.sum(1)).unsqueeze(1), heads], 1)
-                _add(terms.direct, (*self._site(block.layer), block.kind), each)
+                where = (*self._site(block.layer), block.kind)
+                before = terms.direct.get(where, zero.unsqueeze(1))
+                width = max(each.shape[1], before.shape[1])  # not every part of a block need have heads
+                terms.direct[where] = nnf.pad(before, (0, width - before.shape[1])) + nnf.pad(
+                    each, (0, width - each.shape[1])
+                )
                 found = found + whole
         # What is added along the stream belongs to no input, and so does what the head adds after it.
         after = [given for place, given in observer.constants if place.blocks == len(observer.blocks)]
@@ -391,16 +411,14 @@ def _add_positions(tokens: Tensor, given: Tensor) -> None:
     tokens[:, :width] += given[:, :width]
 
 
-def _add(found: dict[Where, Tensor], where: Where, given: Tensor | None) -> None:
-    """Add to what a place has; a part of another shape (a chunk, say) cannot be added and takes its place away."""
+def _add(found: dict[Where, Tensor], where: Where, given: Tensor | None) -> bool:
+    """Add to what a place has; False for a part of another shape (a chunk, say), which cannot be added."""
     if given is None:
-        return
-    if where not in found:
-        found[where] = given
-    elif found[where].shape == given.shape:
-        found[where] = found[where] + given
-    else:
-        del found[where]
+        return True
+    if where in found and found[where].shape != given.shape:
+        return False
+    found[where] = found[where] + given if where in found else given
+    return True
 
 
 def _nothing_saved() -> AbstractContextManager[Any]:
