@@ -298,7 +298,7 @@ def test_provenance_says_where_the_numbers_come_from(tmp_path: Path) -> None:
     lens = Lens(tiny.make("bert"), tiny.tokenizer(), name="mine")
     record = lens.analyze("the cats sat", measures=["attn_n"], layers=np.array([1, 2]), words="norms").provenance
     assert record["model"]["name"] == "mine" and record["model"]["family"] == "bert"
-    assert record["model"]["dtype"] == "float32" and record["model"]["content"].startswith("blake2b-squares:")
+    assert record["model"]["dtype"] == "float32" and record["model"]["content"].startswith("sha256-tree:")
     assert record["measures"] == ["attn_n"] and record["layers"] == [1, 2] and record["words"] == "norms"
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["transformers"] == transformers.__version__

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: A tensor's content is laid out in squares with sides of so many 64-bit pieces: half a megabyte, which a cache holds.
-_SIDE = 256
+#: Bytes that are hashed at once.
+_PIECE = 1 << 22
 
 
 @cache
@@ -32,38 +34,31 @@ def versions() -> dict[str, str]:
 
 
 def content_hash(model: nn.Module) -> str:
-    """A hash over names, shapes and numbers of all parameters and buffers: equal weights, equal hash.
+    """Return a SHA-256 hash over names, shapes, dtypes and bytes of all parameters and buffers.
 
-    The bytes of each tensor are laid out in squares of 64-bit integers, whose rows and columns are added up where the model
-    is; the sums are hashed. No number can change without its sums, and two that change places are in another row or column.
+    The bytes are hashed in pieces by several threads, and the digests of the pieces once more, in order.
     """
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(state):
-        digest.update(f"{name} {tuple(state[name].shape)} {state[name].dtype}".encode())
-        tensor = state[name].detach()
-        # On a CPU one by one: a square is still in the cache when it is added up the second time.
-        for part in _sums(tensor, one_by_one=tensor.device.type == "cpu"):
-            digest.update(part.cpu().numpy().data)
-    return f"blake2b-squares:{digest.hexdigest()}"
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for name in sorted(state):
+            tensor = state[name].detach()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.numel()}\n".encode())
+            for piece in threads.map(_piece_digest, _pieces(tensor)):
+                digest.update(piece)
+    return f"sha256-tree:{digest.hexdigest()}"
 
 
-def _sums(tensor: Tensor, *, one_by_one: bool) -> Iterator[Tensor]:
-    """The sums over the rows and columns of each square and of what is left, and the bytes that fill no whole row."""
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The bytes of a tensor, a few million at a time."""
     import torch
 
-    flat = tensor.contiguous().flatten()
-    if flat.storage_offset() * flat.element_size() % 8:
-        flat = flat.clone()
-    content = flat.view(torch.uint8)
-    rows = content.numel() // (8 * _SIDE)
-    if rows:
-        laid_out = content[: 8 * _SIDE * rows].view(torch.int64).view(rows, _SIDE)
-        whole, rest = laid_out.split([rows // _SIDE * _SIDE, rows % _SIDE])
-        squares = whole.view(-1, _SIDE, _SIDE)
-        for part in (*(squares if one_by_one else [squares]), rest):
-            yield torch.cat([part.sum(-1), part.sum(-2)], -1).flatten()
-    yield content[8 * _SIDE * rows :]
+    content = tensor.contiguous().flatten().view(torch.uint8)
+    return iter(content.split(_PIECE))
+
+
+def _piece_digest(piece: Tensor) -> bytes:
+    return hashlib.sha256(piece.cpu().numpy().data).digest()
 
 
 def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from normlens.capture import SiteResult
 from normlens.errors import InputError
 from normlens.lens import Lens
 from normlens.measures import MEASURES
-from normlens.provenance import content_hash, describe_model
+from normlens.provenance import describe_model
 from normlens.request import Request
 
 #: Layers are chosen on at most this many pairs: on the models tried the choice is the same from about 20 on.
@@ -204,7 +204,7 @@ class WordMapper:
         seen = hashlib.sha256()
         for pair in usable:
             seen.update(repr((pair.source_ids, pair.decoder_ids, pair.columns, pair.rows)).encode())
-        content = content_hash(self.lens.model).replace(":", "-")
+        content = self.lens.identity["content"].replace(":", "-")
         head = "" if self.head is None else f"-head{self.head}"
         key = f"{content}-{self.measure}{head}-{seen.hexdigest()[:16]}"
         known = recall_agreement(key)
