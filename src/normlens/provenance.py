@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
@@ -41,24 +41,24 @@ def content_hash(model: nn.Module) -> str:
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     digest = hashlib.sha256()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for name in sorted(state):
-            tensor = state[name].detach()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.numel()}\n".encode())
-            for piece in threads.map(_piece_digest, _pieces(tensor)):
-                digest.update(piece)
+        for piece in threads.map(_piece_digest, _pieces(state)):
+            digest.update(piece)
     return f"sha256-tree:{digest.hexdigest()}"
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of a tensor, a few million at a time."""
+def _pieces(state: Mapping[str, Tensor]) -> Iterator[bytes | Tensor]:
+    """Yield the description of each tensor, then its bytes, a few million at a time."""
     import torch
 
-    content = tensor.contiguous().flatten().view(torch.uint8)
-    return iter(content.split(_PIECE))
+    for name in sorted(state):
+        tensor = state[name].detach()
+        yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
+        yield from tensor.contiguous().flatten().view(torch.uint8).split(_PIECE)
 
 
-def _piece_digest(piece: Tensor) -> bytes:
-    return hashlib.sha256(piece.cpu().numpy().data).digest()
+def _piece_digest(piece: bytes | Tensor) -> bytes:
+    content = piece if isinstance(piece, bytes) else piece.cpu().numpy().data
+    return hashlib.sha256(content).digest()
 
 
 def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:
