@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import html
+import re
+from xml.etree import ElementTree
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
 from normlens.alignment.markup import read_markup, write_markup
@@ -66,6 +71,93 @@ def test_emphasis_that_markdown_cannot_express_is_written_as_html() -> None:
     assert write_markup(ProjectedText("ab«c", (piece,)), "markdown") == "ab<em>«c</em>"
     lost = Piece(Mark(0, 1, "em", "*", "*"), 1, 1, 0.0)
     assert write_markup(ProjectedText("ab", (lost,)), "markdown") == "ab"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "- 5 degrees", "# 1", "1. FC Köln", "2) two", "+ one", "> quote", "---", "===", "    four", "a&amp;b", "a & b",
+        "the `name`", "`", "wow!", "a\\", "\\*", "[x]: y", "<b>", "~~~", "ends in blanks  ", "a\nb", "***", "![x](y)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "mark", [("em", "*", "*"), ("code", "`", "`"), ("link", "[", "](http://x.y)"), ("block", "- ", "")]
+)
+def test_a_target_that_looks_like_markdown_is_still_text(target: str, mark: tuple[str, str, str]) -> None:
+    point = not mark[2]
+    for start in (0, max(0, len(target) - 1)):
+        piece = Piece(Mark(0, 0 if point else 1, *mark), 0 if point else start, 0 if point else len(target), 1.0)
+        written = write_markup(ProjectedText(target, (piece,)), "markdown")
+        assert parsed_text(written, "markdown") == target
+
+
+def test_a_link_after_an_exclamation_mark_is_no_image() -> None:
+    piece = Piece(Mark(0, 1, "link", "[", "](http://x.y)"), 4, 6, 1.0)
+    assert write_markup(ProjectedText("wow!so", (piece,)), "markdown") == "wow\\![so](http://x.y)"
+
+
+def test_character_data_of_the_source_is_its_text() -> None:
+    marked = read_markup("a <g><![CDATA[red & big]]></g> car", "xml")
+    assert marked.text == "a red & big car"
+    piece = Piece(marked.marks[0], 4, 11, 1.0)
+    assert write_markup(ProjectedText("une voiture", (piece,)), "xml") == "une <g>voiture</g>"
+
+
+@pytest.mark.parametrize(("markup", "text"), [("xml", "a\x00b"), ("xml", "a\x0bb"), ("markdown", "a\x00b")])
+def test_what_a_format_cannot_hold_is_refused(markup: str, text: str) -> None:
+    with pytest.raises(InputError, match=r"cannot hold the text .* it contains U\+00"):
+        write_markup(ProjectedText(text, ()), markup)  # type: ignore[arg-type]
+
+
+def parsed_text(written: str, markup: str) -> str:
+    """The text of a written line by another parser: a browser's rules for HTML and Markdown, an XML tree."""
+    if markup == "xml":
+        return "".join(ElementTree.fromstring(f"<r>{written}</r>").itertext())
+    page = MarkdownIt("commonmark").enable("strikethrough").render(written) if markup == "markdown" else written
+    page = re.sub(r"<!--.*?-->|<(?:[^<>\"']|\"[^\"]*\"|'[^']*')*>", "", page)
+    text = html.unescape(page)
+    return text.strip("\n") if markup == "markdown" else text
+
+
+MARKS = {
+    "html": [("b", "<b>", "</b>"), ("a", '<a href="x > y">', "</a>"), ("br", "<br>", ""), ("comment", "<!-- a -->", "")],
+    "xml": [("g", '<g id="1">', "</g>"), ("x", '<x id="2"/>', "")],
+    "markdown": [
+        ("em", "*", "*"), ("strong", "**", "**"), ("del", "~~", "~~"), ("code", "`", "`"), ("image", "![p](a.png)", ""),
+        ("link", "[", "](http://x.y)"), ("tag", "<br>", ""),
+    ],
+}  # fmt: skip
+
+
+@st.composite
+def projected_texts(draw: st.DrawFn, markup: str) -> ProjectedText:
+    text = draw(st.text(alphabet="ab *_~`[]()<>&;/!\\\"'=-#1.+| é«", min_size=1, max_size=16))
+
+    def pieces(start: int, end: int, depth: int) -> tuple[Piece, ...]:
+        found: list[Piece] = []
+        for _ in range(draw(st.integers(0, 2))):
+            first = draw(st.integers(start, end))
+            name, opening, closing = draw(st.sampled_from(MARKS[markup]))
+            last = draw(st.integers(first, end)) if closing else first
+            inner = () if name in ("code", "link") or not closing or depth else pieces(first, last, depth + 1)
+            mark = Mark(0, 1 if closing else 0, name, opening, closing)
+            found.append(Piece(mark, first, last, 1.0, inner))
+            start = last
+        return tuple(found)
+
+    return ProjectedText(text, pieces(0, len(text), 0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), markup=st.sampled_from(["html", "xml", "markdown"]))
+def test_without_its_markup_the_written_line_is_the_target(data: st.DataObject, markup: str) -> None:
+    projected = data.draw(projected_texts(markup))
+    try:
+        written = write_markup(projected, markup)  # type: ignore[arg-type]
+    except InputError:
+        assert markup == "markdown", "HTML and XML hold every printable text"
+        return
+    assert parsed_text(written, markup) == projected.text
 
 
 @given(st.text(alphabet="ab *_~`[]()<>&/!\\\"'=-#1.", max_size=30), st.sampled_from(["html", "xml", "markdown"]))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
+from normlens.alignment.rendered import html_text, markdown_text, xml_text
 from normlens.errors import InputError
 
 Markup = Literal["html", "xml", "markdown"]
@@ -57,10 +58,38 @@ def read_markup(line: str, markup: Markup) -> MarkedText:
 
 
 def write_markup(projected: ProjectedText, markup: Markup) -> str:
-    """The other text with its marks; an element that found no words is written empty, in Markdown not at all."""
+    """The other text with its marks; an element that found no words is written empty, in Markdown not at all.
+
+    The result is parsed once more: without its markup it must be the text, to the character.
+
+    Raises:
+        InputError: The format cannot hold this text (a control character in XML, say).
+    """
     if markup == "markdown":
         return _write_markdown(projected)
-    return _write(projected, _escape_tags)
+    written = _write(projected, _escape_tags)
+    try:
+        same = (xml_text(written) if markup == "xml" else html_text(written)) == projected.text
+        reason = "a parser reads another text"
+    except ValueError as error:
+        same, reason = False, str(error)
+    if not same:
+        raise _cannot_hold(projected.text, markup, reason)
+    return written
+
+
+def _cannot_hold(text: str, markup: Markup, reason: str) -> InputError:
+    controls = sorted({f"U+{ord(c):04X}" for c in text if unicodedata.category(c) == "Cc" and c not in "\t\n\r"})
+    found = f"; it contains {', '.join(controls)}" if controls else ""
+    return InputError(
+        f"{markup} cannot hold the text {_shortened(text)} with these marks: {reason}{found}; remove the characters, or use "
+        "another format"
+    )
+
+
+def _shortened(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 class _Building:
@@ -116,7 +145,9 @@ def _take_tag(found: _Building, match: re.Match[str], strict: bool) -> None:
     whole = match[0]
     if not strict and (match["opening"] or match["closing"] or "").lower() in _BREAKS:
         found.end_word()
-    if match["other"]:
+    if strict and whole.startswith("<![CDATA["):
+        found.add_text(whole.removeprefix("<![CDATA[").removesuffix("]]>"))
+    elif match["other"]:
         found.add_point("comment", whole)
     elif match["end"]:
         inner = found.marks[found.open[-1]] if found.open else None
@@ -143,7 +174,7 @@ def _plain_text(text: str, strict: bool, place: int) -> str:
 
 
 def _escape_tags(text: str, inside: Sequence[str]) -> str:
-    return html.escape(text, quote=False)
+    return html.escape(text, quote=False).replace("\r", "&#13;")  # parsers read a bare one as a line feed
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -178,6 +209,7 @@ _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 _LINK = re.compile(r"\]\((?:[^()\\\s]|\\.|\([^()\s]*\))*(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
 _RUN = re.compile(r"\*{1,3}|_{1,3}|~~")
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w*);")
 _NAMES = {1: "em", 2: "strong", 3: "em-strong"}
 _HTML_OF = {"em": ("<em>", "</em>"), "strong": ("<strong>", "</strong>"), "del": ("<del>", "</del>"),
             "em-strong": ("<em><strong>", "</strong></em>"), "code": ("<code>", "</code>")}  # fmt: skip
@@ -203,9 +235,11 @@ def _read_markdown(line: str) -> MarkedText:
     for number, token in enumerate(tokens):
         if token.kind == "code":
             ticks = token.text[: len(token.text) - len(token.text.lstrip("`"))]
-            found.start("code", ticks)
-            found.add_text(token.text[len(ticks) : -len(ticks)])
-            found.finish(ticks)
+            content = token.text[len(ticks) : -len(ticks)]
+            pad = " " if content[0] == content[-1] == " " and content.strip() else ""
+            found.start("code", ticks + pad)
+            found.add_text(content[1:-1] if pad else content)
+            found.finish(pad + ticks)
         elif number in partners and partners[number] > number:
             found.start(_name_of(token), token.text)
         elif number in partners:
@@ -234,8 +268,13 @@ def _markdown_tokens(line: str) -> Iterator[_Token]:
         token, end = _token_at(line, place)
         if token is None:
             escaped = _ESCAPED.match(line, place)
-            text += escaped[1] if escaped else line[place]
-            place = escaped.end() if escaped else place + 1
+            entity = _ENTITY.match(line, place)
+            if entity is not None:
+                text += html.unescape(entity[0])
+                place = entity.end()
+            else:
+                text += escaped[1] if escaped else line[place]
+                place = escaped.end() if escaped else place + 1
             continue
         if text:
             yield _Token("text", text)
@@ -333,16 +372,74 @@ def _is_punctuation(character: str) -> bool:
 
 
 def _escape_markdown(text: str, inside: Sequence[str]) -> str:
-    return text if "code" in inside else re.sub(r"([\\`*_\[\]<~])", r"\\\1", text)
+    if "code" in inside:
+        return text
+    text = re.sub(r"([\\`*_\[\]<~]|&(?=#?\w+;)|!(?=\[|$))", r"\\\1", text)
+    return re.sub(r"[\n\r]", _as_entity, text)
+
+
+def _as_entity(match: re.Match[str]) -> str:
+    """A character as Markdown reads it where it would drop or interpret the character itself."""
+    return "".join(f"&#{ord(character)};" for character in match[0])
+
+
+#: What begins a block at the start of a line: a list, a heading, a quotation, a rule.
+_BLOCK_START = re.compile(r"([-+>#=]|\d{1,9}(?=[.)]))")
+
+
+def _escape_start(line: str) -> str:
+    """The line with no block begun by its text, and with the blanks at its ends kept."""
+    line = re.sub(r"^\s+|\s+$", _as_entity, line)
+    begins = _BLOCK_START.match(line)
+    if begins is None:
+        return line
+    escaped = f"\\{begins[0]}" if not begins[0].isdigit() else f"{begins[0]}\\"
+    return escaped + line[begins.end() :]
 
 
 def _write_markdown(projected: ProjectedText) -> str:
-    kept = replace(projected, pieces=_without_lost(projected.pieces))
-    written = _write(kept, _escape_markdown)
-    if _shape(kept) == _shape_of_text(written):
-        return written
-    spelled = replace(kept, pieces=tuple(_as_html(piece) for piece in kept.pieces))
-    return _write(spelled, _escape_markdown)
+    kept = replace(projected, pieces=tuple(map(_fenced(projected.text), _without_lost(projected.pieces))))
+    reason = ""
+    for pieces in (kept.pieces, tuple(map(_as_html, kept.pieces))):
+        written = _whole_line(replace(kept, pieces=pieces))
+        try:
+            if markdown_text(written) != projected.text:
+                reason = "a parser reads another text"
+            elif pieces is not kept.pieces or _shape(kept) == _shape_of_text(written):
+                return written
+        except ValueError as error:
+            reason = str(error)
+    raise _cannot_hold(projected.text, "markdown", reason)
+
+
+def _whole_line(projected: ProjectedText) -> str:
+    """The written line: what begins a block (a heading, an item of a list) stands in front, and nothing else begins one."""
+    blocks = [piece for piece in projected.pieces if piece.mark.name == "block"]
+    others = tuple(piece for piece in projected.pieces if piece.mark.name != "block")
+    line = _write(replace(projected, pieces=others), _escape_markdown)
+    if not others or others[0].start > 0 or not others[0].mark.opening:  # the line begins with text
+        line = _escape_start(line)
+    else:
+        line = re.sub(r"\s+$", _as_entity, line)
+    return "".join(piece.mark.opening for piece in blocks[:1]) + line
+
+
+def _fenced(text: str) -> Callable[[Piece], Piece]:
+    """Give code as many backticks as its text needs."""
+
+    def fence(piece: Piece) -> Piece:
+        children = tuple(map(fence, piece.children))
+        if piece.mark.name != "code":
+            return replace(piece, children=children)
+        content = text[piece.start : piece.end]
+        own = piece.mark.opening.strip()
+        runs = {len(run) for run in re.findall("`+", content)}
+        ticks = own if len(own) not in runs else "`" * (max(runs) + 1)
+        edges = content[:1] + content[-1:]
+        pad = " " if "`" in edges or (edges == "  " and content.strip()) else ""
+        return replace(piece, mark=replace(piece.mark, opening=ticks + pad, closing=pad + ticks))
+
+    return fence
 
 
 def _without_lost(pieces: Sequence[Piece]) -> tuple[Piece, ...]:

@@ -129,7 +129,11 @@ def project(
     lost = marks = 0
     with opened(run, out) as write, progress_bar("projecting") as progress:
         for number, item, found in _projected(items, skip, aligner, translator, rule, pieces):
-            write(_line(item, found, form, as_json, rule))
+            try:
+                line = _line(item, found, form, as_json, rule)
+            except InputError as error:
+                raise InputError(f"sentence {number}: {error}") from error
+            write(line)
             marks += len(item.marks)
             lost += len(found.unplaced)
             if found.problem:
