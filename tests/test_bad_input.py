@@ -55,7 +55,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "layer zero": ("bert", {"text": "the cat", "layers": [0]}, "must be one of 1 to 3: got 0"),
     "unknown word mode": ("bert", {"text": "the cat", "words": "sum"}, "one of norms, vectors, or None: got 'sum'"),
     "unknown precision": ("bert", {"text": "the cat", "precision": "int8"}, "one of float32, float64: got 'int8'"),
-    "batch of none": ("bert", {"text": "the cat", "batch_size": 0}, "at least one sequence: batch_size is 0"),
+    "batch of none": (
+        "bert",
+        {"text": "the cat", "batch_size": 0},
+        "whole number of at least 1, got 0",
+    ),
     "too long": (
         "bert",
         {"text": "cat " * 60},

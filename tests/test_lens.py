@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import normlens
 import normlens.anatomy.interface as interface
 import normlens.decompose.attention as attending
 from normlens import Analysis, Lens
@@ -362,8 +363,19 @@ def test_state_is_put_back_after_a_failure(watched: tuple[str, nn.Module], monke
     lens = Lens(model)
     lens.anatomy  # noqa: B018
     monkeypatch.setattr("normlens.capture.measure", lambda *args, **kwargs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(NormlensError, match="ZeroDivisionError"):
         lens.analyze_inputs(tiny.batch(family))
+
+
+def test_an_error_of_the_users_callback_is_the_users() -> None:
+    lens = normlens.load()
+
+    def cancel(done: int, total: int) -> None:
+        raise TimeoutError("cancelled by the user")
+
+    for texts in ("one text", ["two", "texts"]):
+        with pytest.raises(TimeoutError, match="cancelled by the user"):
+            lens.analyze(texts, batch_size=1, progress=cancel)
 
 
 def test_state_is_put_back_when_the_model_itself_fails(watched: tuple[str, nn.Module]) -> None:

@@ -1,7 +1,4 @@
-"""What can go wrong, in a handful of words.
-
-Every message states the rule, what arrived, and what to do next.
-"""
+"""The errors that normlens raises: the fact first, then what to do about it."""
 
 from __future__ import annotations
 
@@ -28,3 +25,7 @@ class AnatomyError(NormlensError):
 
 class DecompositionError(NormlensError):
     """The parts do not rebuild what the model computed: nothing is returned, since it would be wrong."""
+
+
+class CallbackError(BaseException):
+    """Carry an error of a user's callback (`progress`) past the handlers of the model's errors; its cause is raised."""

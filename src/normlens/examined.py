@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.description import Anatomy
@@ -25,7 +27,7 @@ from normlens.anatomy.layers import LayerCall, trace_layers
 from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.capture import Take, capture, outputs_around
-from normlens.errors import NormlensError
+from normlens.errors import AnatomyError, NormlensError
 from normlens.proof import Subject, check_output
 from normlens.provenance import describe_model
 from normlens.request import Request
@@ -68,7 +70,28 @@ class ExaminedModel:
         self.refresh()
         if self._anatomies and not hasattr(self._body, "config"):
             return next(reversed(self._anatomies.values()))
-        return self._anatomy_for({})
+        with self.named_errors():
+            return self._anatomy_for({})
+
+    @contextmanager
+    def named_errors(self, inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Turn an error inside of the block that is none of ours into one that names the model.
+
+        Args:
+            inputs: What the model was run on. If the model by itself fails on it, that is the error.
+        """
+        try:
+            yield
+        except (NormlensError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            for model in () if inputs is None else (self.model, self._body):
+                self._call(model, run_arguments(model, inputs or {}))
+            reason = (str(error).strip().splitlines() or [""])[0][:200]
+            raise AnatomyError(
+                f"{type(self.model).__name__} ({self.family}) is not supported on this input: {type(error).__name__}: "
+                f"{reason}; please report it"
+            ) from error
 
     def refresh(self) -> ModelState:
         """The model's state as it is now; what is known of it and does not hold any more is forgotten."""
@@ -171,7 +194,7 @@ class ExaminedModel:
 
         Inputs that a user `prepared` are compared with the model's answer to them alone (see `call`).
         """
-        with one_pass_at_a_time(self._body, reader):
+        with one_pass_at_a_time(self._body, reader), self.named_errors(inputs):
             self.refresh()
             self._run(inputs, self._anatomy_for(inputs), request, take, prepared, words)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -284,13 +285,12 @@ class SiteExplanation:
 
     def by_span(self, spans: Mapping[str, tuple[int, int]], name: str = "tokens") -> xr.DataArray:
         """Terms added over spans of positions `(start, stop)`; they may overlap and need not cover all."""
+        if not isinstance(spans, Mapping) or not spans:
+            raise InputError(f"spans must be a mapping of names to (start, stop), got {spans!r}")
         count = self["tokens"].sizes["key"]
         groups = []
-        for label, (start, stop) in spans.items():
-            if not 0 <= start < stop <= count:
-                raise InputError(
-                    f"a span is (start, stop) within the {count} positions: {label!r} is ({start}, {stop})"
-                )
+        for label, span in spans.items():
+            start, stop = _span(label, span, count)
             groups.append((np.arange(count) >= start) & (np.arange(count) < stop))
         return self._added(name, groups, "span", {"span": list(spans)})
 
@@ -379,3 +379,14 @@ def _read_back(tree: xr.DataTree, record: Mapping[str, Any]) -> Explanation:
         coords = {"step": steps["step"].values, "output_token": ("step", steps["output_token"].values)}
         value = xr.DataArray(value, dims=("step",), coords=coords, name="value")
     return Explanation(sites, value, Proof(**record["proof"]), record["provenance"])
+
+
+def _span(label: Any, span: Any, count: int) -> tuple[int, int]:
+    """Return start and stop of a span within `count` positions."""
+    whole = isinstance(span, Sequence) and not isinstance(span, str) and len(span) == 2
+    if not whole or not all(isinstance(place, Integral) and not isinstance(place, bool) for place in span):
+        raise InputError(f"span {label!r} must be two whole numbers (start, stop), got {span!r}")
+    start, stop = (int(place) for place in span)
+    if not 0 <= start < stop <= count:
+        raise InputError(f"span {label!r} must lie within the {count} positions, got ({start}, {stop})")
+    return start, stop

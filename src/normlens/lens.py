@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from normlens.analysis import Analysis, AnalysisBuilder
 from normlens.anatomy.description import Kind
 from normlens.anatomy.inputs import checked_inputs, rows_of
-from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.loading import (
     EMBEDDED_NAME,
     LoadOptions,
@@ -29,7 +28,7 @@ from normlens.anatomy.loading import (
 from normlens.anatomy.scope import PassScope, one_pass_at_a_time
 from normlens.capture import SiteResult
 from normlens.decompose.singular_values import Variant
-from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
+from normlens.errors import AnatomyError, CallbackError, DecompositionError, InputError
 from normlens.examined import ExaminedModel
 from normlens.files.remote import AnyPath, path_of
 from normlens.request import AnalyzeOptions, Precision, Request, check_fits
@@ -101,13 +100,15 @@ class Lens(ExaminedModel):
         """Singular values of each head's `f`, as an affine map (2020, Appendices A and B): (layer, head, rank)."""
         from normlens.anatomy.expansion import singular_value_table
 
-        return singular_value_table(self.anatomy)
+        with self.named_errors():
+            return singular_value_table(self.anatomy)
 
     def expansion_rate(self, variant: Variant = "code") -> xr.DataArray:
         """How much each layer's `f` stretches a vector (2021, Section 4.4): the authors' variant or the plain one."""
         from normlens.anatomy.expansion import expansion_rates
 
-        return expansion_rates(self.anatomy, variant)
+        with self.named_errors():
+            return expansion_rates(self.anatomy, variant)
 
     # ---- texts ---------------------------------------------------------------------------------------------------
 
@@ -181,8 +182,7 @@ class Lens(ExaminedModel):
         as there are tokens and are asked for by name. `progress` is called with how much is done and how much there is:
         texts, or sites where all texts are one batch.
         """
-        if batch_size < 1:
-            raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
+        check_batch_size(batch_size)
         single, items = as_lists(text, pair, target, pretokenized)
         asked = _asked(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, asked)
@@ -450,7 +450,8 @@ class Lens(ExaminedModel):
         inputs = checked_inputs(self._body, inputs)
         self.refresh()
         asked = _asked(None, precision, measures=measures, mixing=mixing, layers=layers, sites=sites)
-        request = Request.of(self._anatomy_for(inputs), **asked)
+        with self.named_errors(inputs):
+            request = Request.of(self._anatomy_for(inputs), **asked)
         reader = threading.get_ident()
         return iterate(
             lambda give: self.run(inputs, request, lambda result, block: give(result), prepared=True, reader=reader)
@@ -471,19 +472,17 @@ class Lens(ExaminedModel):
                 self.refresh()
             kept = bool(self._anatomies)
             try:
-                return self._analyze_once(inputs, rows, asked, progress)
+                with self.named_errors(inputs):
+                    return self._analyze_once(inputs, rows, asked, progress)
             except (AnatomyError, DecompositionError):
                 if not kept:
                     raise
-            except NormlensError:
-                raise
-            except Exception:
-                # Whose mistake is it? If the model or its body fails on these inputs, that is said.
-                for model in (self.model, self._body):
-                    self._call(model, run_arguments(model, inputs))
-                raise
+            except CallbackError as error:
+                assert error.__cause__ is not None
+                raise error.__cause__ from None
             self._forget()
-            return self._analyze_once(inputs, rows, asked, progress)
+            with self.named_errors(inputs):
+                return self._analyze_once(inputs, rows, asked, progress)
 
     def _analyze_once(
         self,
@@ -495,7 +494,7 @@ class Lens(ExaminedModel):
         anatomy = self._anatomy_for(inputs)
         request = self._request(anatomy, asked)
         count = len(rows) if rows is not None else rows_of(inputs)
-        builder = AnalysisBuilder(count, len(request.sites), progress)
+        builder = AnalysisBuilder(count, len(request.sites), None if progress is None else _guarded(progress))
         words: dict[Kind, list[tuple[Tensor, Tensor]]] | None = None
         if request.words is not None and rows is not None:
             words = {kind: [] for kind in anatomy.kinds}
@@ -527,6 +526,24 @@ class Lens(ExaminedModel):
             queries, keys = masks["cross"]
             return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
         return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
+
+
+def _guarded(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Mark the errors of a user's callback, which are no errors of the model."""
+
+    def report(done: int, total: int) -> None:
+        try:
+            progress(done, total)
+        except Exception as error:
+            raise CallbackError from error
+
+    return report
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Refuse a batch size that is not a positive whole number."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
 
 
 def _noted(text: EncodedText) -> EncodedText:

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from normlens.errors import ModelError
 
@@ -131,9 +131,21 @@ def check_model(model: nn.Module) -> None:
             )
         if parameter.device.type == "meta":
             raise ModelError(f"weights must be in memory: {path} is on the meta device; load the model's weights")
-        # A sum is much cheaper than a look at each number, and no sum with NaN in it is a number.
-        if bool(parameter.detach().sum().isnan()) and bool(parameter.isnan().any()):
+        if _holds_nan(path, parameter.detach()):
             raise ModelError(f"weights must be numbers: {path} holds NaN; the checkpoint is damaged")
+
+
+def _holds_nan(path: str, weight: Tensor) -> bool:
+    try:
+        # A sum is much cheaper than a look at each number, and no sum with NaN in it is a number.
+        return bool(weight.sum().isnan()) and bool(weight.isnan().any())
+    except (NotImplementedError, TypeError, RuntimeError) as error:
+        if type(weight) is Tensor:
+            raise
+        raise ModelError(
+            f"{path} is a {type(weight).__module__}.{type(weight).__name__}, whose numbers cannot be read as a tensor; "
+            "load the model in full precision"
+        ) from error
 
 
 # ---- where the files are ---------------------------------------------------------------------------------------------

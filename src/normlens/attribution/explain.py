@@ -19,7 +19,7 @@ from normlens.attribution.results import explanation
 from normlens.attribution.solving import knowledge_of, solve
 from normlens.errors import InputError
 from normlens.explanation import Explanation
-from normlens.lens import Lens
+from normlens.lens import Lens, check_batch_size
 from normlens.text.encoding import EncodedText, Text, as_lists, pad_rows
 from normlens.text.tokens import Tokens
 
@@ -45,8 +45,7 @@ def explain_texts(
     progress: Callable[[int, int], None] | None = None,
 ) -> Explanation | list[Explanation]:
     """Explain one number that the model puts out for a text, or one for each text of a list (see `Lens.explain`)."""
-    if batch_size < 1:
-        raise InputError(f"a batch holds at least one sequence: batch_size is {batch_size}")
+    check_batch_size(batch_size)
     request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
     resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
     resolver.check(request.direction is not None, output, against)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -63,7 +63,9 @@ class ExplainRequest:
         rule = next((rule for rule in ATTENTION_RULES if rule == attention), None)
         if rule is None:
             raise InputError(f"attention must be one of {', '.join(ATTENTION_RULES)}: got {attention!r}")
-        if parts is not None and (isinstance(parts, str) or any(part not in PARTS for part in parts)):
+        if parts is not None and not isinstance(parts, str) and isinstance(parts, Iterable):
+            parts = list(parts)  # it is read more than once
+        if parts is not None and (not isinstance(parts, list) or any(part not in PARTS for part in parts)):
             raise InputError(f"parts must be a list of {', '.join(PARTS)}: got {parts!r}")
         if edges_top is not None and (isinstance(edges_top, bool) or not isinstance(edges_top, int) or edges_top < 1):
             raise InputError(f"edges_top is how many edges to keep, the strongest, at least 1: got {edges_top!r}")

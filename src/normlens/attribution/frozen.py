@@ -395,7 +395,7 @@ def _as_constant(x: Tensor) -> Tensor:
     """Detach a weight, so that no flag of the user's parameters changes; copy inference tensors, which take no gradient."""
     if not _is_weight(x):
         return x
-    return x.clone() if x.is_inference() else x.detach()
+    return x.detach().clone() if x.is_inference() else x.detach()
 
 
 def _replaced(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from normlens.attribution.term_proof import (
     check_sums,
 )
 from normlens.attribution.terms import Run, Terms
-from normlens.errors import DecompositionError, InputError, NormlensError
+from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.lens import Lens
 
 
@@ -77,21 +77,17 @@ def solve(
             "the type that you want"
         )
     batch = _Batch(lens, resolver.model, request, resolver.probability)
-    try:
-        return batch.solve(inputs, questions)
-    except (DecompositionError, _MixedRowsError):
-        if len(questions) == 1:
-            raise
-    except NormlensError:
-        raise
-    except Exception:
-        lens.call(inputs)  # whose mistake is it? If the model fails on these inputs, that is said
-        raise
     rows = len(questions)
-    return [batch.solve(_one_row(inputs, row, rows), [questions[row]])[0] for row in range(rows)]
+    with lens.named_errors(inputs):
+        try:
+            return batch.solve(inputs, questions)
+        except (DecompositionError, _MixedRowsError):
+            if rows == 1:
+                raise
+        return [batch.solve(_one_row(inputs, row, rows), [questions[row]])[0] for row in range(rows)]
 
 
-class _MixedRowsError(Exception):
+class _MixedRowsError(AnatomyError):
     """A constant of the model could not be told apart by rows."""
 
 
@@ -122,7 +118,7 @@ class _Batch:
             check_layers(run.observer.layers, lambda on_inputs: self._traced(inputs, on_inputs), subject)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
             if run.observer.mixed_rows:
-                raise _MixedRowsError
+                raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
             for terms, numbers in zip(found, steps, strict=True):
                 check_finite(terms.value, subject.family)
                 check_sums(terms, subject, numbers.sizes)
