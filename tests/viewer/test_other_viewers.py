@@ -55,7 +55,7 @@ def test_polars_has_the_rows_of_pandas(explanations) -> None:
 
 
 def test_captum_draws_the_terms(explanations) -> None:
-    visualization = pytest.importorskip("captum.attr.visualization", reason="captum draws them: pip install captum")
+    visualization = pytest.importorskip("captum.attr", reason="captum draws them: pip install captum").visualization
     one, two, translated = explanations
     for one_of, steps in ((one, 1), (two, 2), (translated, 1)):
         records = one_of.to_captum()

@@ -57,7 +57,7 @@ def to_captum(explanation: Explanation) -> list[Any]:
     Captum colours numbers between -1 and 1, so terms are divided by the largest of a step; `attr_score` is the sum that
     they stand for, and the gap of the proof takes the place of Captum's convergence score.
     """
-    from captum.attr.visualization import VisualizationDataRecord
+    from captum.attr import visualization
 
     outputs, values = _outputs(explanation), np.atleast_1d(np.asarray(explanation.value, dtype=float))
     chances = np.atleast_1d(np.asarray(explanation.probability, dtype=float))
@@ -68,7 +68,7 @@ def to_captum(explanation: Explanation) -> list[Any]:
         terms = np.concatenate([_at_step(array, step) for array, _ in sides])
         largest = np.abs(terms).max(initial=0.0)
         records.append(
-            VisualizationDataRecord(
+            visualization.VisualizationDataRecord(
                 word_attributions=terms / (largest or 1.0),
                 pred_prob=float(chances[step]) if step < len(chances) else float("nan"),
                 pred_class=output,
