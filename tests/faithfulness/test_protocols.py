@@ -229,6 +229,14 @@ def test_wrong_questions_get_a_sentence(given: Any, sentence: str, tmp_path: Pat
         faithfulness.study(lens, [])
 
 
+def test_an_item_of_one_token_says_nothing_and_stops_nothing() -> None:
+    lens = _causal()
+    items = tuple(Item(ids=ids, output=3, position=len(ids) - 1) for ids in ((7, 8, 9), (7,)))
+    found = faithfulness.study(lens, [Sample("some", items)], methods=["random"], protocols=["deletion"])
+    frame = found.to_frame()
+    assert set(frame["items"]) == {1}, "the item of one token has no number"
+
+
 # ---- the shell -------------------------------------------------------------------------------------------------------
 
 

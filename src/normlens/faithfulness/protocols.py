@@ -110,6 +110,8 @@ def deletion(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, M
     chances = dict(zip(distinct, probabilities(lens, list(distinct)).tolist(), strict=True))
 
     def mean_drop(i: int, sets: Sequence[frozenset[int]]) -> float:
+        if not sets:
+            return math.nan
         whole = chances[asked.sample.items[i]]
         return float(np.mean([whole - chances[changed[i][gone]] for gone in sets]))
 
@@ -120,9 +122,11 @@ def deletion(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, M
 
 
 def _plan(item: Item, places: Sequence[int], numbers: np.ndarray) -> dict[str, list[frozenset[int]]]:
-    """The sets of tokens that each column takes away."""
+    """The sets of tokens that each column takes away; none where no token can be taken away from the others."""
     ranked, n = order(numbers, places), len(places)
     most = n if n < len(item.ids) else n - 1
+    if most == 0:
+        return {column.name: [] for column in _DELETION}
 
     def count(share: float) -> int:
         return min(most, math.ceil(round(share * n, 9)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.reader import CorpusReader
@@ -56,3 +57,14 @@ def test_frequency_ranks(tmp_path: Path) -> None:
     ranks = ranks_by_count(np.bincount(made[0].ids, minlength=len(tokenizer)))
     water, the = tokenizer.convert_tokens_to_ids(["water", "the"])
     assert ranks[water] == 1 and ranks[the] in (2, 3, 4) and ranks[tokenizer.mask_token_id] == 5
+
+
+def test_tied_counts_share_their_rank() -> None:
+    """As scipy ranks them; the order of ids says nothing about frequency."""
+    counts = np.array([0, 5, 2, 2, 9, 2, 0, 5])
+    ranks = ranks_by_count(counts)
+    seen = counts > 0
+    np.testing.assert_array_equal(ranks[seen], rankdata(-counts[seen]))
+    assert set(ranks[~seen]) == {7.0}
+    swapped = ranks_by_count(counts[::-1])
+    np.testing.assert_array_equal(swapped, ranks[::-1])

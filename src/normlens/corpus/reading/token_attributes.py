@@ -159,10 +159,12 @@ def read_ranks(path: str | Path, vocabulary: int) -> Float[np.ndarray, " vocabul
 
 
 def ranks_by_count(counts: Int[np.ndarray, " vocabulary"]) -> Float[np.ndarray, " vocabulary"]:
-    """Rank of each token id by its count, 1 for the most frequent; equal counts by their ids, those without by one more."""
+    """Rank of each token id by its count, from 1 for the most frequent.
+
+    Tokens with equal counts share the mean of their ranks; tokens without a count come one after the last.
+    """
     if not counts.any():
         raise InputError("frequencies need at least one sequence: the corpus has none; check the source")
-    order = np.argsort(-counts, kind="stable")
-    ranks = np.empty(len(counts))
-    ranks[order] = np.arange(1, len(counts) + 1)
-    return np.where(counts > 0, ranks, np.count_nonzero(counts) + 1)
+    _, group, sizes = np.unique(-counts, return_inverse=True, return_counts=True)
+    shared = sizes.cumsum() - (sizes - 1) / 2
+    return np.where(counts > 0, shared[group], np.count_nonzero(counts) + 1)
