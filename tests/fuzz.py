@@ -10,6 +10,7 @@ from collections import Counter
 import torch
 import transformers
 
+from tests.adversary.coincidences import judge, judge_adapter
 from tests.adversary.draw import draw
 
 
@@ -23,7 +24,8 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    began, seed, bad = time.monotonic(), options.seed, []
+    bad: list[object] = []
+    began, seed = time.monotonic(), options.seed
     while time.monotonic() - began < 60 * options.minutes:
         for verdict in draw(seed):
             counts[verdict.status] += 1
@@ -32,6 +34,15 @@ def main() -> int:
             if verdict.bad:
                 bad.append(verdict)
                 print(verdict, flush=True)
+        for judged in (judge, judge_adapter):
+            found = judged(seed)
+            status = (
+                found if found in ("equal", "refused") else "not to be had" if found.startswith("not to") else "wrong"
+            )
+            counts[status] += 1
+            if status == "wrong":
+                bad.append(found)
+                print(found, flush=True)
         seed += 1
     print(f"{seed - options.seed} draws from seed {options.seed} on, {sum(counts.values())} answers: {dict(counts)}")
     for reason, count in reasons.most_common(12):
