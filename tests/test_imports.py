@@ -163,11 +163,3 @@ def test_mathematics_runs_without_transformers() -> None:
 def test_importing_normlens_is_lazy() -> None:
     code = "import sys, normlens; print([m for m in ('torch', 'transformers', 'xarray') if m in sys.modules])"
     assert python(code).strip() == "[]"
-
-
-def test_a_name_is_that_of_one_module() -> None:
-    """A command's module may have the name of what it calls; elsewhere one word is one module."""
-    modules = [path for path in SOURCE.rglob("*.py") if path.name != "__init__.py" and "cli" not in path.parts]
-    names = [path.stem for path in modules]
-    assert len(modules) > 150
-    assert sorted({name for name in names if names.count(name) > 1}) == []

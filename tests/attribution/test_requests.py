@@ -39,7 +39,7 @@ def translator() -> Lens:
         ("the cat", {"position": 2}, "0 to 1, or negative from the end: got 2"),
         ("the cat", {"position": -3}, "got -3"),
         (["the cat", "she"], {"output": [3]}, "2 texts, 1 given"),
-        ("the cat", {"batch_size": 0}, "at least one sequence"),
+        ("the cat", {"batch_size": 0}, "batch_size must be a whole number"),
         ("the cat", {"parts": "tokens"}, "a list of tokens, states"),
         ("the cat", {"target": "a mat"}, "encoder-decoder"),
     ],

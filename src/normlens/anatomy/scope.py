@@ -109,9 +109,11 @@ class PassScope:
         reader: The thread that reads the results, where that is another one (streams).
 
     Example:
+        >>> model = nn.Linear(2, 2)
         >>> with PassScope(model) as scope:
-        ...     scope.before(model.layer, read)
-        ...     model(**inputs)
+        ...     scope.before(model, lambda module, args, kwargs: print("called"))
+        ...     _ = model(torch.zeros(1, 2))
+        called
     """
 
     def __init__(self, model: nn.Module, *, grad: bool = False, reader: int | None = None) -> None:

@@ -91,9 +91,11 @@ class TextEncoder:
         encoding = self._tokenizer(*written.values(), is_split_into_words=pretokenized)
         source, cut = self._tokens(encoding, "text", truncate, text, pair)
         inputs = {"input_ids": source.ids}
-        for name in getattr(self._tokenizer, "model_input_names", ()):
-            given = encoding.get(name)
-            if name not in ("input_ids", "attention_mask") and given is not None:  # the mask is made with the batch
+        wanted = getattr(self._tokenizer, "model_input_names", None)
+        for name, given in encoding.items():
+            if name not in ("input_ids", "attention_mask") and name in (
+                wanted or ()
+            ):  # the mask is made with the batch
                 inputs[name] = tuple(given[: len(source.ids)])
         # Tokens alone do not say how a text was written, so the record holds the texts too.
         return EncodedText(inputs, source, notes={"truncated": cut, **written})
