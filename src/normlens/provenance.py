@@ -53,7 +53,13 @@ def _pieces(state: Mapping[str, Tensor]) -> Iterator[bytes | Tensor]:
     for name in sorted(state):
         tensor = state[name].detach()
         yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
-        yield from tensor.contiguous().flatten().view(torch.uint8).split(_PIECE)
+        if tensor.is_meta:  # it has no numbers
+            continue
+        if tensor.is_quantized:
+            yield f"{tensor.qscheme()} {tensor.dequantize().double().flatten().tolist()}".encode()
+            continue
+        dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+        yield from dense.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).split(_PIECE)
 
 
 def _piece_digest(piece: bytes | Tensor) -> bytes:

@@ -81,6 +81,7 @@ class LayerFollower:
     def __init__(self, model: nn.Module, begin: Begin) -> None:
         self.calls: list[nn.Module] = []  # in their order
         self.skipped: set[nn.Module] = set()
+        self.continues = False  # whether another layer of the same list ran before the one that begins
         self._members, self._begin = layer_members(model), begin
         self._depth = 0
         self._companions: set[int] = set()
@@ -107,6 +108,10 @@ class LayerFollower:
             self._depth += 1
             try:
                 if self._depth == 1 and not self._is_companion(member):
+                    leading = self._leading.get(member.parent)
+                    self.continues = (
+                        leading is not None and leading.list == member.list and member.index > leading.index
+                    )
                     changed = self._begin(args, kwargs)
                     if changed is None:
                         self.skipped.add(module)

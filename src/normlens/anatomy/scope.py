@@ -8,6 +8,7 @@ replaced methods do nothing in other threads: a model that its user calls meanwh
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -29,48 +30,52 @@ Entered = TypeVar("Entered")
 class _ModelLock:
     """Admits one pass at a time."""
 
+    number: int  # locks are taken in this order
     lock: Any = field(default_factory=threading.RLock)
     reader: int | None = None  # the thread that reads a stream; the pass of a stream runs in a thread of its own
 
 
+#: The lock of each module, given when the first model that holds the module is locked.
 _locks: WeakKeyDictionary[nn.Module, _ModelLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
+_numbers = itertools.count()
 
 
-def _lock_of(model: nn.Module) -> _ModelLock:
-    """Return the lock of a model; a wrapper (a head, an adapter) shares the lock of what it wraps.
+def _locks_of(model: nn.Module) -> list[_ModelLock]:
+    """Return the locks of a model: several, where parts of it were locked by themselves before.
 
-    The key is the first module that owns a parameter, which wrapper and wrapped model have in common.
+    Models that share a module (a wrapper and what it wraps, an encoder and its encoder-decoder) share a lock.
     """
-    owner = model
-    for module in model.modules():
-        if any(parameter is not None for parameter in module._parameters.values()):
-            owner = module
-            break
+    modules = all_modules(model)
     with _locks_lock:
-        return _locks.setdefault(owner, _ModelLock())
+        known = {lock.number: lock for lock in map(_locks.get, modules) if lock is not None}
+        own = _locks.get(model) or _ModelLock(next(_numbers))
+        known[own.number] = own
+        for module in modules:
+            _locks.setdefault(module, own)
+    return [known[number] for number in sorted(known)]
 
 
 def is_streaming(model: nn.Module) -> bool:
     """Return True if a stream on this model is open in this thread."""
-    return _lock_of(model).reader == threading.get_ident()
+    return any(lock.reader == threading.get_ident() for lock in _locks_of(model))
 
 
 @contextmanager
 def one_pass_at_a_time(model: nn.Module, reader: int | None = None) -> Iterator[None]:
-    """Hold the model's lock; `reader` is the thread that reads a stream."""
-    known = _lock_of(model)
-    if known.reader == threading.get_ident():
+    """Hold the model's locks; `reader` is the thread that reads a stream."""
+    locks = _locks_of(model)
+    if any(lock.reader == threading.get_ident() for lock in locks):
         raise InputError(
             "a stream on this model is still open in this thread; read it to its end, or close() it, then start the next "
             "pass"
         )
-    with known.lock:
-        before, known.reader = known.reader, known.reader if reader is None else reader
-        try:
-            yield
-        finally:
-            known.reader = before
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock.lock)
+            held.callback(setattr, lock, "reader", lock.reader)
+            lock.reader = lock.reader if reader is None else reader
+        yield
 
 
 def _turn_off_fused_attention(undo: ExitStack) -> None:
@@ -86,18 +91,15 @@ _uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_sta
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
-    """List what `model.modules()` yields, without a generator for every level: this runs in every pass.
-
-    A module that stands in several places comes several times.
-    """
-    found: list[nn.Module] = []
+    """List what `model.modules()` yields, without a generator for every level: this runs in every pass."""
+    found: dict[nn.Module, None] = {}
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
-        if module is not None:
-            found.append(module)
+        if module is not None and module not in found:
+            found[module] = None
             waiting.extend(module._modules.values())
-    return found
+    return list(found)
 
 
 class PassScope:
@@ -119,10 +121,13 @@ class PassScope:
     def __init__(self, model: nn.Module, *, grad: bool = False, reader: int | None = None) -> None:
         self.model = model
         self._grad, self._reader = grad, reader
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # while the scope is entered
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise RuntimeError("a PassScope is entered once; make another one for another pass")
+        self._thread = threading.get_ident()
         with ExitStack() as undo:
             undo.enter_context(one_pass_at_a_time(self.model, self._reader))
             modules = all_modules(self.model)

@@ -17,32 +17,19 @@ from torch import Tensor
 from normlens.attribution.operands import is_live, tensors
 
 _NAME = "_normlens_ids"
-#: Operations after which every token stands at its position, with its id or a function of it.
+#: Operations after which every token of the first operand stands at its position, with its id or a function of it.
 _IN_PLACE = frozenset(
     (
         *("view", "reshape", "view_as", "squeeze", "unsqueeze", "expand", "expand_as", "contiguous", "clone", "detach"),
-        *(
-            "to",
-            "type",
-            "type_as",
-            "long",
-            "int",
-            "cpu",
-            "cuda",
-            "data",
-            "where",
-            "masked_fill",
-            "pad",
-            "constant_pad_nd",
-        ),
-        *("clamp", "clip", "clamp_min", "clamp_max", "abs", "add", "sub", "mul", "remainder", "fmod", "floor_divide"),
-        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
+        *("to", "type", "type_as", "long", "int", "cpu", "cuda", "data", "masked_fill", "clamp", "clip", "clamp_min"),
+        *("clamp_max", "abs", "add", "sub", "mul", "remainder", "fmod", "floor_divide", "bitwise_and", "bitwise_or"),
+        *("bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "requires_grad_"),
     )
 )
+#: Operations whose second operand lends its shape or type, not its numbers.
+_LIKE = frozenset(("expand_as", "view_as", "reshape_as", "type_as", "to"))
 #: Operations that exchange rows and positions.
 _TURNING = frozenset(("transpose", "t", "T", "mT", "permute", "swapaxes", "swapdims", "movedim"))
-#: Operations that move tokens to other positions.
-_MOVING = frozenset(("getitem", "roll", "flip", "cat", "concat", "stack", "index_select", "gather", "setitem", "copy_"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,28 +78,45 @@ def _ids_in(x: Any) -> _Ids | None:
 
 
 def follow(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-    """Mark the result of an operation on token ids."""
-    base = name.removesuffix("_")
-    if base not in _IN_PLACE and name not in _MOVING and name not in _TURNING:
-        return
+    """Mark the results of an operation on token ids; what is not known to keep tokens at their positions moves them."""
     written = name in ("setitem", "copy_")  # into a tensor that is there already; a constant moves no token
-    held = None
-    for x in tensors(args[-1:] if written else args, dict(kwargs)):
-        held = held or _ids_in(x)
-    target = args[0] if written else out
-    if held is None or not isinstance(target, Tensor) or target.is_floating_point() or target.dtype == torch.bool:
+    given = [x for x in tensors(args[-1:] if written else args, dict(kwargs)) if _ids_in(x) is not None]
+    if not given or (name in _LIKE and _ids_in(args[0]) is None):
         return
-    if name in _TURNING and target.ndim == 2:
-        held = _Ids(held.positions, not held.positions_first)
-    elif name in _TURNING or (name in _MOVING and not _is_prefix(name, args, out)):
-        held = _Ids(Positions(held.positions.name, moved=True), held.positions_first)
-    target.__dict__[_NAME] = held
+    first = _ids_in(given[0])
+    assert first is not None
+    for target in (args[0],) if written else tensors(out):
+        if target.is_floating_point() or target.dtype == torch.bool or target.ndim == 0:
+            continue
+        if name in _TURNING and target.ndim == 2:
+            found = _Ids(first.positions, not first.positions_first)
+        elif not written and _keeps_positions(name, args, kwargs, out):
+            found = first
+        else:
+            found = _Ids(Positions(first.positions.name, moved=True), first.positions_first)
+        target.__dict__[_NAME] = found
 
 
-def _is_prefix(name: str, args: tuple[Any, ...], out: Any) -> bool:
-    """Return True for a slice whose first entry is the first one of the tensor, with the same steps."""
-    x = args[0]
-    return name == "getitem" and (out.data_ptr(), out.stride()) == (x.data_ptr(), x.stride())
+def _keeps_positions(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> bool:
+    """Return True if every token stands in the result where it stood in its operand."""
+    held = _ids_in(args[0]) if args else None
+    if name == "where":
+        values = [x for x in args[1:] if isinstance(x, Tensor) and bool((x != x.flatten()[0]).any())]
+        return len({id(_ids_in(x)) for x in values}) <= 1
+    if held is None:
+        return False
+    if name in ("pad", "constant_pad_nd"):
+        widths = list(args[1] if len(args) > 1 else kwargs["pad"])
+        return widths[0] == 0 and not any(widths[2:]) and widths[1] >= 0
+    if name == "getitem":  # a slice whose first entry is the first one of the tensor, with the same steps
+        return isinstance(out, Tensor) and (out.data_ptr(), out.stride()) == (args[0].data_ptr(), args[0].stride())
+    if name.removesuffix("_") in (
+        "add",
+        "sub",
+    ):  # with a number for each position, it is no longer a function of the token
+        others = [x for x in args[1:2] if isinstance(x, Tensor) and x.numel() > 1]
+        return all(_ids_in(x) is held for x in others)
+    return name.removesuffix("_") in _IN_PLACE or name in _IN_PLACE
 
 
 def look_up(layer: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Root | None:

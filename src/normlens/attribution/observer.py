@@ -147,6 +147,7 @@ class Observer:
         self.wanted = wanted
         self.replayed = replayed
         self.rows, self.lengths = _shape_of(inputs)
+        self._reads_ids = any(name.endswith("input_ids") for name in inputs)
         self.layers = Layers(model, self._begin)
         self.side: int | None = None
         self.entrances: list[Entrance] = []
@@ -194,6 +195,11 @@ class Observer:
         lineage = lineage_of(vectors)
         side = lineage.side if lineage is not None else None
         first = not vectors.requires_grad or (lineage is not None and side is None)
+        if first and not vectors.requires_grad and self.layers.followed.continues:
+            raise AnatomyError(
+                f"layer {self.layers.number + 1} takes vectors that were cut off from those of the layer before it (by a "
+                "hook, or outside of torch), so that nothing can be traced through it; see docs/explain.md"
+            )
         if first:
             place = self._placed(vectors)
             if place is None:
@@ -268,11 +274,17 @@ class Observer:
                     f"{vectors.shape[axes[1]]}, so that its terms belong to no token of the input; analyze() may still "
                     "support it"
                 )
+            for other in roots:
+                if other.positions is not root.positions and _reaches(vectors, other):
+                    raise AnatomyError(
+                        "the vectors that enter the first layer are made of tokens that this model looks up in pieces or at "
+                        "other positions, so that its terms belong to no token; analyze() may still support it"
+                    )
             return axes, root
         fitting = [axes for axes in _ORDERS if any(self._fits(vectors, axes, length) for length in self.lengths)]
         if not fitting and not roots:
             return None  # no vectors of positions
-        if roots or len(fitting) > 1:
+        if vectors.requires_grad or len(fitting) > 1 or self._reads_ids:
             raise AnatomyError(
                 f"the vectors that enter the first layer, of shape {tuple(vectors.shape)}, are not one for each of the "
                 f"{', '.join(map(str, sorted(self.lengths)))} input positions, so that this model's terms belong to no "
@@ -558,6 +570,13 @@ def _goes_on(shifts: tuple[Place, ...]) -> None:
     """The stream goes on with these constants in it: they stand after a block, not before one."""
     for place in shifts:
         place.on_stream = True
+
+
+def _reaches(vectors: Tensor, root: Root) -> bool:
+    """Return True if vectors depend on a root."""
+    drawn = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)).to(vectors)
+    (gradient,) = torch.autograd.grad(vectors, root.leaf, drawn, retain_graph=True, allow_unused=True)
+    return gradient is not None and bool(gradient.any())
 
 
 def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int]) -> Tensor:

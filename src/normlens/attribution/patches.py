@@ -10,8 +10,8 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Hashable
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -60,9 +60,7 @@ def _as_activation(forward: Callable[..., Any], module: nn.Module, run: FrozenPa
 
     `sqrt(softplus(z))` is an activation here, and a step size elsewhere.
     """
-    settings = tuple(sorted((n, v) for n, v in vars(module).items() if isinstance(v, int | float | str)))
-    own_weights = bool(module._parameters) or bool(module._buffers)
-    key = None if own_weights else (type(module), settings)
+    key = _activation_key(module)
 
     def activate(*args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not is_live(args[0]) or not torch.is_grad_enabled():
@@ -70,6 +68,22 @@ def _as_activation(forward: Callable[..., Any], module: nn.Module, run: FrozenPa
         return run.activation(args[0], forward, key)
 
     return activate
+
+
+def _activation_key(module: nn.Module) -> Hashable | None:
+    """Name the function of an activation module; None where its class and plain settings do not say all of it."""
+    if "forward" in vars(module) or module._parameters or module._buffers or module._modules:
+        return None
+    settings: list[Any] = [type(module)]
+    for name, given in sorted(vars(module).items()):
+        if name.startswith("_") or name == "training":
+            continue
+        value = getattr(given, "__func__", given)  # a method of its own class
+        plain = value is None or type(value) in (bool, int, float, str, FunctionType, BuiltinFunctionType)
+        if not plain:
+            return None
+        settings.append((name, value))
+    return tuple(settings)
 
 
 def _hold_weights(scope: PassScope, module: ModuleType, run: FrozenPass) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ def explanation(
 ) -> Explanation:
     """The result of one row: its arrays, its value, its proof and its record."""
     labels = _labels(lens, resolver, inputs, row, job, solved)
+    solved = replace(solved, steps=[terms.on_real(labels.real) for terms in solved.steps])
     found = labelled(solved.steps, labels, request.parts, request.edges_top)
     if request.by_name and found.left_out:
         raise InputError(

@@ -136,6 +136,15 @@ def convert(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     return out
 
 
+def undetached(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor cut off from gradients holds the same numbers: the map goes through it."""
+    x: Tensor = args[0]
+    out = x.view_as(x)
+    extend(run, out, x, None, lambda z: z)
+    run.reshaped(out, x, lambda y: y)
+    return out
+
+
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +387,7 @@ RULES: dict[str, Rule] = _table(
         diag_embed conj view_as_real view_as_complex as_strided trace broadcast_tensors meshgrid unsafe_chunk unsafe_split
         resolve_conj resolve_neg atleast_2d atleast_3d rot90 hsplit dropout1d alpha_dropout feature_dropout pin_memory
         """),
+    (undetached, "detach data"),
     (convert, "to type float double half bfloat16 clone type_as cpu cuda identity"),
     (pad, "pad constant_pad_nd"),
     (mixed, """
@@ -407,7 +417,7 @@ RULES: dict[str, Rule] = _table(
         exp exp2 softplus logsigmoid log_sigmoid log log2 log1p logsumexp log_softmax logaddexp rsqrt sqrt reciprocal norm
         linalg_vector_norm linalg_norm vector_norm var std var_mean std_mean topk sort argsort argmax argmin amax amin
         aminmax cumprod prod cummax cummin logcumsumexp eq ne gt ge lt le nonzero any all isnan isinf isfinite isneginf
-        isposinf allclose equal item tolist bool int long detach data numpy round floor ceil trunc one_hot median mode
+        isposinf allclose equal item tolist bool int long numpy round floor ceil trunc one_hot median mode
         count_nonzero numel bucketize searchsorted multinomial unique histc bincount cosine_similarity cdist
         kthvalue isclose argwhere logical_not logical_and logical_or
         """),

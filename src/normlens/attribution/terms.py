@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -105,6 +105,19 @@ class Terms:
             if given is not None:
                 constants[stack, 0, "reference"] = (tokens[stack] - given).sum(1)
                 tokens[stack] = given
+        return replace(self, tokens=tokens, constants=constants)
+
+    def on_real(self, real: Sequence[Sequence[int]]) -> Terms:
+        """The same sum of one row, with what other positions than the real ones of each stack gave under `biases`."""
+        tokens, constants = list(self.tokens), dict(self.constants)
+        for stack, places in enumerate(real):
+            kept = torch.zeros_like(tokens[stack])
+            kept[:, list(places)] = tokens[stack][:, list(places)]
+            rest = (tokens[stack] - kept).sum(1)
+            if bool(rest.any()):
+                where = (stack, 0, "reference")
+                constants[where] = constants.get(where, torch.zeros_like(rest)) + rest
+                tokens[stack] = kept
         return replace(self, tokens=tokens, constants=constants)
 
     @property
