@@ -141,6 +141,12 @@ def test_states_that_left_torch_are_refused() -> None:
         tokens(model)
 
 
+def test_gradients_that_the_models_code_asks_for_change_nothing() -> None:
+    model = llama()
+    model.enable_input_require_grads()  # a hook on the embeddings, as for gradient checkpointing
+    np.testing.assert_allclose(tokens(model.train()), tokens(llama()), atol=1e-12)
+
+
 # ---- nothing of another model ----------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
 from normlens.alignment.rendered import html_text, markdown_text, xml_text
 from normlens.errors import InputError
+from normlens.text.words import shortened
 
 Markup = Literal["html", "xml", "markdown"]
 MARKUPS: tuple[Markup, ...] = get_args(Markup)
@@ -82,14 +83,9 @@ def _cannot_hold(text: str, markup: Markup, reason: str) -> InputError:
     controls = sorted({f"U+{ord(c):04X}" for c in text if unicodedata.category(c) == "Cc" and c not in "\t\n\r"})
     found = f"; it contains {', '.join(controls)}" if controls else ""
     return InputError(
-        f"{markup} cannot hold the text {_shortened(text)} with these marks: {reason}{found}; remove the characters, or use "
+        f"{markup} cannot hold the text {shortened(text)} with these marks: {reason}{found}; remove the characters, or use "
         "another format"
     )
-
-
-def _shortened(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 class _Building:

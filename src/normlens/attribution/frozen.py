@@ -129,6 +129,8 @@ class FrozenPass(TorchFunctionMode):
         name = name_of(func)
         if name in _ABOUT or not torch.is_grad_enabled():
             return func(*args, **kwargs)
+        if name == "requires_grad_":  # of the model's code, for a backward pass of its own (gradient checkpointing)
+            return args[0]
         live = noted = False
         if any(_is_weight(x) for x in tensors(args, kwargs)):
             args, kwargs = mapped((args, kwargs), _as_constant)
@@ -210,8 +212,6 @@ class FrozenPass(TorchFunctionMode):
                 result = value.to(x).expand(x.shape).clone()
             elif name in ("zero_", "fill_"):
                 raise AnatomyError(f"an operation must have a rule: `{name}` of a live tensor has none")
-            elif name == "requires_grad_":
-                return func(*args, **kwargs)
             else:
                 functional = getattr(torch.Tensor, base, None) or getattr(torch, base)
                 result = RULES[base](self, base, functional, args, kwargs)

@@ -383,7 +383,7 @@ RULES: dict[str, Rule] = _table(
         take_along_dim flip roll sum mean cumsum nansum
         dropout masked_select unfold fold im2col diagonal tril triu movedim moveaxis swapaxes
         swapdims view_as reshape_as tile T mT H mH real imag adaptive_avg_pool1d avg_pool1d avg_pool2d upsample
-        fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_fftn fft_ifftn requires_grad_ rename broadcast_to
+        fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_fftn fft_ifftn rename broadcast_to
         diag_embed conj view_as_real view_as_complex as_strided trace broadcast_tensors meshgrid unsafe_chunk unsafe_split
         resolve_conj resolve_neg atleast_2d atleast_3d rot90 hsplit dropout1d alpha_dropout feature_dropout pin_memory
         """),

@@ -14,6 +14,7 @@ from normlens.anatomy.description import Kind
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.errors import InputError
 from normlens.text.tokens import Tokens, decoder_input, words_by_marks
+from normlens.text.words import shortened
 
 Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
 
@@ -142,10 +143,10 @@ class TextEncoder:
         content = [i for i in ids if i not in special]
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         if not content and unknown not in ids:
-            raise InputError(f"the {what} must hold at least one token: {_shorten(text)} gives none; pass some words")
+            raise InputError(f"the {what} must hold at least one token: {shortened(text)} gives none; pass some words")
         if unknown is not None and all(i == unknown for i in ids if i not in special or i == unknown):
             raise InputError(
-                f"the {what} must hold a token that the model knows: every token of {_shorten(text)} is the unknown "
+                f"the {what} must hold a token that the model knows: every token of {shortened(text)} is the unknown "
                 "one; is this the right tokenizer?"
             )
         cut = False
@@ -210,7 +211,7 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
     if pretokenized:
         if isinstance(text, str) or not all(isinstance(word, str) and word.strip() for word in text) or not text:
             raise InputError(
-                f"a pre-tokenized {what} must be a list of words, none of them empty: got {_shorten(text)}"
+                f"a pre-tokenized {what} must be a list of words, none of them empty: got {shortened(text)}"
             )
     elif not isinstance(text, str):
         raise InputError(f"the {what} must be a string: got {type(text).__name__}; pass pretokenized=True for words")
@@ -223,11 +224,6 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
             f"the {what} must be whole characters: character {half} is half of one (bytes read in another encoding?); read "
             "the text as UTF-8, or leave that character out"
         )
-
-
-def _shorten(text: Text) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int | None:

@@ -146,3 +146,9 @@ def _is_mark(character: str) -> bool:
 def _is_invisible(character: str) -> bool:
     """Controls and format characters: joiners, direction marks, the soft hyphen."""
     return unicodedata.category(character)[0] == "C" and not character.isspace()
+
+
+def shortened(text: object) -> str:
+    """Return a text for a message, cut at 60 characters."""
+    shown = repr(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
