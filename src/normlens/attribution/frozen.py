@@ -129,7 +129,7 @@ class FrozenPass(TorchFunctionMode):
         name = name_of(func)
         if name in _ABOUT or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        if name == "requires_grad_":  # of the model's code, for a backward pass of its own (gradient checkpointing)
+        if name == "requires_grad_" and is_live(args[0]):  # by the model's code, for gradient checkpointing
             return args[0]
         live = noted = False
         if any(_is_weight(x) for x in tensors(args, kwargs)):
