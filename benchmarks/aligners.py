@@ -27,7 +27,7 @@ from normlens.alignment.formats import read_alignments
 from normlens.alignment.links import Annotation, Link, Links
 from normlens.alignment.scoring import Counts
 from normlens.alignment.symmetrize import symmetrize
-from normlens.text.segmentation import Segmenter, split_words
+from normlens.inputs.segmentation import Segmenter, split_words
 
 
 def simalign(encoder: str, source: Path, target: Path, out: Path) -> None:

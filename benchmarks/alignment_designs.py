@@ -36,8 +36,8 @@ from normlens.alignment.word_maps import WordMapper, WordPooling
 from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.questions import Question, Resolver
 from normlens.attribution.solving import solve
-from normlens.capture import SiteResult
-from normlens.request import Request
+from normlens.measures.request import Request
+from normlens.measures.run import SiteResult
 
 #: Maps of one direction, by what they are; the views of each stand first, the extra column last.
 Seen = Mapping[str, np.ndarray]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import transformers
 
 import normlens
-from normlens.explanation import PARTS, Explanation
+from normlens.results.explanation import PARTS, Explanation
 
 TEXTS = (
     "The man went to the store , where he bought a gallon of milk .",

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from experimental.triton.kernel_trial import seconds as device_seconds
+from experimental.triton.kernel_trial import trial
 
 from benchmarks import speed
-from normlens.decompose import kernel_choice
 from normlens.lens import Lens
 from normlens.provenance import versions
 
@@ -128,7 +129,7 @@ def measure(shapes: tuple[Shape, ...], rounds: int, device: str = "cuda") -> dic
             peaks[name] = torch.cuda.max_memory_allocated(where)
         for _ in range(rounds):
             for name, work in doing.items():
-                times[name].append(kernel_choice.seconds(work, where))
+                times[name].append(device_seconds(work, where))
         found = {name: _summary(taken, times["plain"]) | {"peak_bytes": peaks[name]} for name, taken in times.items()}
         report["shapes"].append({**asdict(shape), "works": found})
         del lens, doing
@@ -152,8 +153,8 @@ def kernel_trials(shapes: tuple[Shape, ...], device: torch.device) -> list[dict[
     for heads, width, dtype in {(s.heads, s.width // s.heads, s.dtype) for s in shapes}:
         said: dict[str, Any] = {"heads": heads, "width": width, "dtype": dtype}
         try:
-            trial = kernel_choice.trial(device, getattr(torch, dtype), heads, width, 2)
-            said |= {**asdict(trial), "won": trial.won}
+            result = trial(device, getattr(torch, dtype), heads, width, 2)
+            said |= {**asdict(result), "won": result.won}
         except Exception as error:  # no Triton, or no code for this card: a finding, too
             said |= {"error": f"{type(error).__name__}: {error}"}
         found.append(said)
@@ -337,7 +338,7 @@ def estimate_page(rows: list[tuple[str, str, list[str]]]) -> str:
         "",
         "Our own products run in float32 without TF32, whatever the model's dtype: beside a model in bfloat16 they",
         "weigh more. For long sequences the passes over the weights of all pairs count, and the maps on their way to",
-        "the host; mixing ratios alone have neither. The fused kernel (`decompose/quadratic_kernel.py`) has no such",
+        "the host; mixing ratios alone have neither. The fused kernel (`experimental/triton`) has no such",
         "passes and is not in this estimate. What Llama does at 4,096 positions follows from three short lengths.",
         "",
     ]

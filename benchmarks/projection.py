@@ -20,8 +20,8 @@ from typing import NamedTuple
 from normlens.alignment.aligner import Aligner, spaced
 from normlens.alignment.marked_text import Mark, MarkedText, ProjectedText
 from normlens.alignment.parallel_files import read_parallel
+from normlens.inputs.words import Span, spaced_spans
 from normlens.lens import load
-from normlens.text.words import Span, spaced_spans
 
 KEY = Path(__file__).with_name("projection_key.txt")
 

@@ -25,7 +25,7 @@ import transformers
 import normlens
 from benchmarks.materializing import materialize
 from normlens.lens import Lens
-from normlens.request import Request
+from normlens.measures.request import Request
 
 THREADS = 2
 ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]

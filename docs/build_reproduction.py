@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.experiments.published import document
-from normlens.measures import MEASURES
+from normlens.measures.table import MEASURES
 
 PAGE = Path(__file__).parent / "reproduction.md"
 KEPT = Path(__file__).parent / "reproduction.json"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from normlens.analysis import Analysis
 from normlens.cli.analyze import print_tables, write_files
 from normlens.cli.options import open_lens
-from normlens.files.writing import writable_folder
-from normlens.measures import BLOCK_MAPS
+from normlens.inputs.tokens import readable
+from normlens.io.writing import writable_folder
+from normlens.measures.table import BLOCK_MAPS
 from normlens.plots import plot_maps, save_figure
-from normlens.text.tokens import readable
+from normlens.results.analysis import Analysis
 
 TEXT = "The man went to the store."
 PAIR = "He bought a gallon of milk."

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import normlens
 from normlens import Analysis, Lens
 from normlens.errors import InputError
-from normlens.files.seals import seal_folder
+from normlens.io.seals import seal_folder
 from tests import tiny
 
 

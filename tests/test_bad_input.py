@@ -123,7 +123,7 @@ def test_a_family_that_cannot_be_read() -> None:
 
 
 def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normlens import request
+    from normlens.measures import request
 
     monkeypatch.setattr(request, "available_bytes", lambda: 10)
     monkeypatch.setattr(request, "_ALWAYS_THERE", 0)
@@ -135,7 +135,7 @@ def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pyte
 @pytest.mark.parametrize("family", ["bert", "marian"])
 @pytest.mark.parametrize("asked", [{}, {"measures": [], "mixing": ["attn_n"]}, {"precision": "float64"}])
 def test_texts_that_always_fit_take_less_than_anybody_is_asked_for(family: str, asked: dict[str, Any]) -> None:
-    from normlens import request
+    from normlens.measures import request
 
     some = request.Request.of(lens_of(family).anatomy, **asked)
     whole, half = some.always_fits, some.always_fits // 2

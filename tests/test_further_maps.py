@@ -12,20 +12,20 @@ import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from normlens import Analysis, Lens
-from normlens.analysis import rollout, row_shares
-from normlens.capture import SiteResult
 from normlens.decompose import feed_forward as trees
 from normlens.decompose.block import Block
 from normlens.decompose.parts import pair_blocks
 from normlens.decompose.steps import Normalization
 from normlens.errors import DecompositionError, InputError
 from normlens.families.tiny import tiny_inputs, tiny_model
-from normlens.layer_proof import prove_end, prove_layer
-from normlens.measures import MEASURES, STANDARD
-from normlens.proof import Subject
-from normlens.request import Request
+from normlens.measures.proof import Subject, prove, prove_sums
+from normlens.measures.request import Request
+from normlens.measures.run import SiteResult
+from normlens.measures.table import MEASURES, STANDARD, SiteValues
+from normlens.results.analysis import rollout, row_shares
 from tests import tiny
 from tests.reference import layers as slow
 from tests.reference.blocks import Attention, blocks
@@ -53,6 +53,14 @@ def rows(family: str) -> list[tuple[str, Analysis, Attention, slow.Layer | None,
             where = f"{family} {block.kind} layer {block.layer} row {row}"
             out.append((where, analysis, block, layer, parts, slow.further(block, layer, parts, row, queries)))
     return out
+
+
+def _prove(block: Block, values: dict[str, Tensor], subject: Subject) -> None:
+    """The whole proof of a block, with these measures."""
+    queries, keys = (
+        torch.ones(len(block.x), count, dtype=torch.bool) for count in (block.total.shape[1], block.x.shape[1])
+    )
+    prove(block, SiteValues(values, {}, {}), queries, keys, subject)
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -152,7 +160,7 @@ def test_parts_of_pairs_add_up_to_what_the_block_gave(family: str) -> None:
     seen = []
 
     def take(result: SiteResult, block: Block) -> None:
-        layer, t = block.layer, block.tensors
+        layer, t = block.layer, block
         seen.append(result.layer)
         assert float(result.proof.max()) < 1e-5
         if layer.tensors.beside is not None:
@@ -161,7 +169,7 @@ def test_parts_of_pairs_add_up_to_what_the_block_gave(family: str) -> None:
             assert torch.equal(result.mixing["ff_n"], torch.zeros_like(result.mixing["ff_n"]))
             return
         total = torch.zeros_like(t.projected)
-        for chosen in pair_blocks(block.weights, t.projected.shape[-1]):
+        for chosen in pair_blocks(block.edge_weights, t.projected.shape[-1]):
             total[chosen.row, chosen.queries] += layer.pairs(chosen)[0].sum(1)
         expected = layer.own["ff"] + layer.context["ff"]
         assert float((total - expected).norm() / expected.norm()) < 1e-5
@@ -179,21 +187,21 @@ def test_a_wrong_feed_forward_block_is_refused(family: str) -> None:
     blocks: list[Block] = []
     lens.run(inputs, request, lambda result, block: blocks.append(block))
     block, subject = blocks[-1], Subject(family, "a layer", "a module", torch.float32)
-    end = block.tensors.end
+    end = block.end
     assert end is not None and end.feed_forward is not None
-    mask = torch.ones(block.tensors.total.shape[:2], dtype=torch.bool)
-    assert float(prove_end(block, mask, subject).max()) < 1e-5
+    mask = torch.ones(block.total.shape[:2], dtype=torch.bool)
+    assert float(prove_sums(block, mask, subject).max()) < 1e-5
     fed = end.feed_forward
     changed = [replace(end, total=end.total + 1), replace(end, feed_forward=replace(fed, output=fed.output * 1.01))]
-    for name, tensor in fed.seen.items():
+    for name, tensor in fed.captured.items():
         other = tensor * 1.01 if tensor.is_floating_point() else (tensor + 1) % 2
-        changed.append(replace(end, feed_forward=replace(fed, seen={**fed.seen, name: other})))
+        changed.append(replace(end, feed_forward=replace(fed, captured={**fed.captured, name: other})))
     for wrong in changed:
         with pytest.raises(DecompositionError, match="off by"):
-            prove_end(Block(replace(block.tensors, end=wrong)), mask, subject)
+            prove_sums(replace(block, end=wrong), mask, subject)
     values = {"ffresln_n": block.layer.norms["ffln"] * 1.01}
     with pytest.raises(DecompositionError, match="ffresln_n of query"):
-        prove_layer(block, values, subject)
+        _prove(block, values, subject)
 
 
 def test_the_spot_check_of_a_block_does_not_share_what_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,11 +223,11 @@ def test_value_zeroing_is_spot_checked(family: str) -> None:
     subject = Subject(family, "a layer", "a module", torch.float32)
     for block in blocks:
         found = block.layer.value_zeroing
-        prove_layer(block, {"value_zeroing": found}, subject)
+        _prove(block, {"value_zeroing": found}, subject)
         with pytest.raises(DecompositionError, match="value_zeroing of query"):
-            prove_layer(block, {"value_zeroing": found * 1.01}, subject)
+            _prove(block, {"value_zeroing": found * 1.01}, subject)
         with pytest.raises(DecompositionError, match="value_zeroing of query"):
-            prove_layer(block, {"value_zeroing": found.roll(1, -1)}, subject)
+            _prove(block, {"value_zeroing": found.roll(1, -1)}, subject)
 
 
 def test_what_cannot_be_read_is_refused_for_those_measures_alone() -> None:
@@ -246,19 +254,19 @@ def test_a_frozen_block_is_the_block_where_it_was_frozen(name: str, gated: bool,
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     norm = Normalization(drawn(6), drawn(6), True, 1e-5)
-    stem = trees.Stem((norm,), drawn(6, 8), drawn(8))
-    bend = trees.Bend(stem, getattr(torch.nn.functional, name), name)
-    inner = trees.Gated(bend, trees.Stem((norm,), drawn(6, 8), drawn(8))) if gated else bend
+    stem = trees.InputLinear((norm,), drawn(6, 8), drawn(8))
+    bend = trees.Activation(stem, getattr(torch.nn.functional, name), name)
+    inner = trees.Gated(bend, trees.InputLinear((norm,), drawn(6, 8), drawn(8))) if gated else bend
     root = trees.Affine(inner, drawn(8, 6), drawn(6))
     x, part = drawn(5, 6), drawn(5, 6)
-    frozen, every = trees.Frozen(root, x, {}), slice(None)
+    frozen, every = trees.FeedForwardPass(root, x, {}), slice(None)
     first, second = (frozen.carry(frozen.vectors_at(v), every) for v in (part, x - part))
     at_stem = frozen.vectors_at(part)
-    known = {stem: at_stem(stem, every) for stem in trees.stems(root)}
+    known = {stem: at_stem(stem, every) for stem in trees.input_linears(root)}
     torch.testing.assert_close(frozen.carry(frozen.rest_at(known, trees.Constants(5)), every), second)
     plain = _without_constants(root)
-    bare = trees.Frozen(plain, x, {})
-    torch.testing.assert_close(bare.carry(bare.vectors_at(x), every), trees.computed(plain, x))
+    bare = trees.FeedForwardPass(plain, x, {})
+    torch.testing.assert_close(bare.carry(bare.vectors_at(x), every), bare.value(plain))
     torch.testing.assert_close(frozen.carry(frozen.vectors_at(-3 * part), every), -3 * first)
 
 
@@ -266,7 +274,7 @@ def _without_constants(node: Any) -> Any:
     """The same block with no bias anywhere: all that it gives is parts'."""
     inner = {name: _without_constants(x) for name, x in vars(node).items() if isinstance(x, trees.Node)}
     bare = {"bias": None} if hasattr(node, "bias") else {}
-    if isinstance(node, trees.Stem):
+    if isinstance(node, trees.InputLinear):
         bare["steps"] = tuple(replace(step, beta=None) for step in node.steps)
     return replace(node, **inner, **bare)
 

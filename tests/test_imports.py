@@ -13,18 +13,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "normlens"
 #: The flow of the design, in order: a module may import from its own room and from those before it.
 ORDER = [
     ("errors",),
-    ("files", "provenance"),
+    ("io", "provenance"),
     ("decompose",),
-    ("measures",),
-    ("proof",),
-    ("layer_proof",),
     ("anatomy",),
-    ("request", "text"),
-    ("seen_site",),
-    ("capture", "streaming"),
-    ("examined",),
-    ("analysis", "explanation"),
-    ("storage",),
+    ("inputs",),
+    ("measures",),
+    ("results",),
     ("lens",),
     ("corpus", "alignment", "attribution", "plots", "viewer", "families"),
     ("experiments",),
@@ -80,10 +74,8 @@ INNER = {
 }
 #: Methods that draw, save or open results import what they need inside the function, though it comes later in the flow.
 LATE = {
-    "analysis.py": {"viewer", "storage", "plots"},
-    "explanation.py": {"viewer", "storage", "plots"},
+    "results": {"viewer", "plots", "corpus"},
     "lens.py": {"corpus", "attribution"},
-    "storage.py": {"corpus"},
     "corpus": {"plots"},
     "alignment": {"viewer", "plots"},
 }
@@ -157,7 +149,7 @@ def python(code: str) -> str:
 
 
 def test_mathematics_runs_without_transformers() -> None:
-    python("import sys; sys.modules['transformers'] = None; import normlens.measures, normlens.proof")
+    python("import sys; sys.modules['transformers'] = None; import normlens.measures.table, normlens.measures.proof")
 
 
 def test_importing_normlens_is_lazy() -> None:

@@ -21,7 +21,7 @@ import normlens.decompose.attention as attending
 from normlens import Analysis, Lens
 from normlens.decompose import process
 from normlens.errors import DecompositionError, NormlensError
-from normlens.measures import BLOCK_MAPS, MAPS, MEASURES, WITH_RESIDUAL
+from normlens.measures.table import BLOCK_MAPS, MAPS, MEASURES
 from tests import tiny
 
 ALL = tuple(tiny.FAMILIES)
@@ -175,7 +175,7 @@ def test_a_subset_equals_the_full_run(family: str, measures: set[str], mixing: s
                 np.testing.assert_allclose(dataset[name].values, expected, 2e-6, 1e-6, err_msg=f"{kind} {name}")
             for name in (measures & set(MAPS)) | mixing:
                 belongs = family != "t5" or kind != "decoder" or MEASURES[name].reach == "block"
-                if belongs and (kind != "cross" or name in WITH_RESIDUAL):
+                if belongs and (kind != "cross" or MEASURES[name].crosses):
                     assert part.site(kind).mixing_ratio(name).dims == ("layer", "query")
 
 
@@ -362,7 +362,7 @@ def test_state_is_put_back_after_a_failure(watched: tuple[str, nn.Module], monke
     family, model = watched
     lens = Lens(model)
     lens.anatomy  # noqa: B018
-    monkeypatch.setattr("normlens.capture.measure", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("normlens.measures.run.measure", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(NormlensError, match="ZeroDivisionError"):
         lens.analyze_inputs(tiny.batch(family))
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import normlens.anatomy.interface as interface
-import normlens.capture as capturing
+import normlens.measures.run as capturing
 from normlens import Lens
 from normlens.anatomy.description import Anatomy, LinearMap, Place, Site
 from normlens.anatomy.examine import examine
-from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.block import Block
 from normlens.decompose.steps import Normalization, Scaling
 from normlens.errors import AnatomyError, DecompositionError
-from normlens.proof import Subject, check_output, prove_parts, prove_sums
-from normlens.request import Request
+from normlens.measures.proof import Subject, check_output, prove_parts, prove_sums
+from normlens.measures.request import Request
 from tests import tiny
 
 WRONG_LAYER = 2
@@ -30,8 +30,8 @@ def broken(family: str, kind: str, change: Callable[[Site], Site]) -> Lens:
     lens = Lens(model)
     right = lens.anatomy
     sites = [change(site) if (site.kind, site.layer) == (kind, WRONG_LAYER) else site for site in right.sites]
-    lens._anatomies[frozenset()] = Anatomy(right.family, tuple(sites))
-    lens._forget = lambda: None  # type: ignore[method-assign]  # else the second try would read it right
+    lens.traced._anatomies[frozenset()] = Anatomy(right.family, tuple(sites))
+    lens.traced.forget = lambda: None  # type: ignore[method-assign]  # else the second try would read it right
     return lens
 
 
@@ -126,8 +126,8 @@ def test_pre_norm_read_as_post_norm_is_caught() -> None:
     lens = Lens(model)
     right = lens.anatomy
     wrong = Anatomy(right.family, tuple(change(s) if s.layer == WRONG_LAYER else s for s in right.sites))
-    lens._anatomies[frozenset()] = wrong
-    lens._forget = lambda: None  # type: ignore[method-assign]
+    lens.traced._anatomies[frozenset()] = wrong
+    lens.traced.forget = lambda: None  # type: ignore[method-assign]
     assert "normalized sum" in assert_caught(lens, "gpt2", "decoder")
 
 
@@ -146,13 +146,13 @@ def test_wrong_repeat_of_grouped_values_is_caught(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_keys_in_another_order_are_caught(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and values with their keys permuted alike give the same sum; only the values' origin tells."""
-    right = capturing.block_tensors
+    right = capturing.build_block
 
-    def permuted(*args: object) -> BlockTensors:
+    def permuted(*args: object) -> Block:
         t = right(*args)  # type: ignore[arg-type]
         return replace(t, x=t.x.flip(1))  # as if weights and values had the other order
 
-    monkeypatch.setattr(capturing, "block_tensors", permuted)
+    monkeypatch.setattr(capturing, "build_block", permuted)
     with pytest.raises(DecompositionError, match="value vectors by key"):
         Lens(tiny.make(family)).analyze_inputs(tiny.batch(family, lengths=(6, 6)))
 
@@ -201,7 +201,7 @@ SUBJECT = Subject("bert", "encoder layer 1", "encoder.layer.0.attention.self", t
 
 @pytest.mark.parametrize("name", ["f_norm", "af_norm", "attn_n", "attnres_n", "attnresln_n"])
 def test_a_wrong_map_is_caught_by_explicit_vectors(name: str) -> None:
-    from normlens.measures import MEASURES
+    from normlens.measures.table import MEASURES
 
     block, _, _ = block_of()
     right = {name: MEASURES[name].compute(block)}
@@ -212,30 +212,30 @@ def test_a_wrong_map_is_caught_by_explicit_vectors(name: str) -> None:
 
 def test_every_stage_is_compared() -> None:
     block, queries, _ = block_of()
-    t = block.tensors
+    t = block
     assert float(prove_sums(block, queries, SUBJECT).max()) < 1e-6
     wrong = {"projected": "attention output", "total": "residual sum", "normalized": "normalized sum"}
     for name, words in wrong.items():
-        off = Block(replace(t, **{name: getattr(t, name) + 0.01}))
+        off = replace(t, **{name: getattr(t, name) + 0.01})
         with pytest.raises(DecompositionError, match=f"the {words} is off by"):
             prove_sums(off, queries, SUBJECT)
 
 
 def test_a_number_that_is_none_is_caught() -> None:
     block, queries, _ = block_of()
-    mixed = block.tensors.pairs.mixed.clone()
+    mixed = block.pairs.mixed.clone()
     mixed[0, 0, 0, 0] = float("nan")
     with pytest.raises(DecompositionError, match="off by nan"):
-        prove_sums(Block(replace(block.tensors, pairs=replace(block.tensors.pairs, mixed=mixed))), queries, SUBJECT)
+        prove_sums(replace(block, pairs=replace(block.pairs, mixed=mixed)), queries, SUBJECT)
     with pytest.raises(DecompositionError, match="differs by nan"):
         check_output([[torch.full((1, 2, 3), float("nan"))]], [[torch.ones(1, 2, 3)]], torch.ones(1, 2) > 0, SUBJECT)
 
 
 def test_proof_looks_at_real_positions_only() -> None:
     block, queries, _ = block_of()
-    total = block.tensors.total.clone()
+    total = block.total.clone()
     total[0, -1] += 100
     padded = queries.clone()
     padded[0, -1] = False
     # The scale of a normalization is taken per position, so a wrong padded one spoils nothing else.
-    assert float(prove_sums(Block(replace(block.tensors, total=total)), padded, SUBJECT).max()) < 1e-6
+    assert float(prove_sums(replace(block, total=total), padded, SUBJECT).max()) < 1e-6

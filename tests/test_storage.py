@@ -15,9 +15,9 @@ import pytest
 import xarray as xr
 
 import normlens
-from normlens.analysis import Analysis
 from normlens.errors import InputError
-from normlens.files.seals import SEAL, read_sealed_json, seal_folder, write_sealed_json
+from normlens.io.seals import SEAL, read_sealed_json, seal_folder, write_sealed_json
+from normlens.results.analysis import Analysis
 
 
 @pytest.fixture

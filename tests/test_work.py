@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from normlens.anatomy.operations import tensors_in
 from normlens.decompose import process
 from normlens.lens import Lens
-from normlens.request import Request
+from normlens.measures.request import Request
 
 ALL = ["f_norm", "attn_w", "attn_n", "attnres_w", "attnres_n", "attnresln_n"]
 

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 import normlens
 from normlens.alignment.aligner import Aligner
 from normlens.alignment.markup import read_markup, write_markup
-from normlens.files.writing import write_text
+from normlens.inputs.tokens import readable_tokens
+from normlens.io.writing import write_text
 from normlens.plots import plot_maps, save_figure
-from normlens.text.tokens import readable_tokens
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "images"

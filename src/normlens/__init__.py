@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
-    from normlens.analysis import Analysis, difference
-    from normlens.explanation import Explanation
     from normlens.lens import Lens, load
-    from normlens.storage import open_result as open
+    from normlens.results.analysis import Analysis, difference
+    from normlens.results.explanation import Explanation
+    from normlens.results.storage import open_result as open
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
     "Aligner": ("normlens.alignment.aligner", "Aligner"),
-    "Analysis": ("normlens.analysis", "Analysis"),
-    "Explanation": ("normlens.explanation", "Explanation"),
+    "Analysis": ("normlens.results.analysis", "Analysis"),
+    "Explanation": ("normlens.results.explanation", "Explanation"),
     "Lens": ("normlens.lens", "Lens"),
-    "difference": ("normlens.analysis", "difference"),
+    "difference": ("normlens.results.analysis", "difference"),
     "load": ("normlens.lens", "load"),
-    "open": ("normlens.storage", "open_result"),
+    "open": ("normlens.results.storage", "open_result"),
 }
 
 __all__ = ["Aligner", "Analysis", "Explanation", "Lens", "difference", "load", "open"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from normlens.analysis import Analysis, AnalysisBuilder
-from normlens.anatomy.description import Kind
+from normlens.anatomy.description import Anatomy
 from normlens.anatomy.inputs import checked_inputs, rows_of
+from normlens.anatomy.kinds import Kind
 from normlens.anatomy.loading import (
     EMBEDDED_NAME,
     LoadOptions,
@@ -26,16 +26,17 @@ from normlens.anatomy.loading import (
     model_and_tokenizer,
 )
 from normlens.anatomy.scope import PassScope, one_pass_at_a_time
-from normlens.capture import SiteResult
+from normlens.anatomy.traced_model import TracedModel
 from normlens.decompose.singular_values import Variant
-from normlens.errors import AnatomyError, CallbackError, DecompositionError, InputError
-from normlens.examined import ExaminedModel
-from normlens.files.remote import AnyPath, path_of
-from normlens.request import AnalyzeOptions, Precision, Request, check_fits
-from normlens.streaming import iterate
-from normlens.text.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
-from normlens.text.tokens import Tokens
-from normlens.text.word_level import WordMode
+from normlens.errors import CallbackError, InputError
+from normlens.inputs.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
+from normlens.inputs.tokens import Tokens
+from normlens.io.remote import AnyPath, path_of
+from normlens.measures.request import AnalyzeOptions, Precision, Request, check_fits
+from normlens.measures.run import OnSite, SiteResult, run
+from normlens.measures.streaming import iterate
+from normlens.measures.words import WordMode
+from normlens.results.analysis import Analysis, AnalysisBuilder
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,7 +49,11 @@ if TYPE_CHECKING:
     from normlens.corpus.reading.token_attributes import CategoryRule
     from normlens.corpus.running.result import CorpusResult
     from normlens.corpus.running.run import Progress
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
+
+
+#: Requests that are kept; after so many different ones, all are dropped.
+_MAX_REQUESTS = 32
 
 
 def load(
@@ -67,7 +72,7 @@ def load(
     return Lens(model, tokenizer, name=EMBEDDED_NAME if name is None else Path(str(name)).name)
 
 
-class Lens(ExaminedModel):
+class Lens:
     """A model seen through norm-based analysis.
 
     The model is used as it is: its attention implementation, its training mode and its weights are left as they were.
@@ -78,18 +83,44 @@ class Lens(ExaminedModel):
     def __init__(self, model: nn.Module | Any, tokenizer: Any = None, *, name: str | None = None) -> None:
         model, self.tokenizer = model_and_tokenizer(model, tokenizer)
         check_model(model)
-        super().__init__(model, name)
+        self.traced = TracedModel(model, name)
+        self._requests: dict[tuple[int, str], tuple[Anatomy, Request]] = {}
 
     def __repr__(self) -> str:
-        name = (
-            self._name or getattr(getattr(self.model, "config", None), "_name_or_path", "") or type(self.model).__name__
-        )
+        config_name = getattr(getattr(self.model, "config", None), "_name_or_path", "")
+        name = self.traced.name or config_name or type(self.model).__name__
         weight = next(self.model.parameters())
         numbers = sum(p.numel() for p in self.model.parameters())
         dtype = str(weight.dtype).removeprefix("torch.")
         tokenizer = "" if self.tokenizer is not None else ", no tokenizer"
         what = f"{self.family}, {numbers / 1e6:.1f}M parameters, {dtype}, {weight.device}{tokenizer}"
         return f"<normlens.Lens on {name!r}: {what}>"
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.traced.model
+
+    @property
+    def family(self) -> str:
+        """The model's type, as its configuration names it."""
+        return self.traced.family
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The model's attention sites."""
+        return self.traced.anatomy
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, class, family, revision, content hash and dtype of the model, for records."""
+        self.traced.refresh()
+        return self.traced.description()
+
+    @property
+    def max_output_error(self) -> float:
+        """The largest difference so far between the model's output under capture and its own; 0 before the first pass."""
+        return max(self.traced.output_errors.values(), default=0.0)
 
     @cached_property
     def encoder(self) -> TextEncoder:
@@ -100,14 +131,14 @@ class Lens(ExaminedModel):
         """Singular values of each head's `f`, as an affine map (2020, Appendices A and B): (layer, head, rank)."""
         from normlens.anatomy.expansion import singular_value_table
 
-        with self.named_errors():
+        with self.traced.named_errors():
             return singular_value_table(self.anatomy)
 
     def expansion_rate(self, variant: Variant = "code") -> xr.DataArray:
         """How much each layer's `f` stretches a vector (2021, Section 4.4): the authors' variant or the plain one."""
         from normlens.anatomy.expansion import expansion_rates
 
-        with self.named_errors():
+        with self.traced.named_errors():
             return expansion_rates(self.anatomy, variant)
 
     # ---- texts ---------------------------------------------------------------------------------------------------
@@ -184,25 +215,26 @@ class Lens(ExaminedModel):
         """
         check_batch_size(batch_size)
         single, items = as_lists(text, pair, target, pretokenized)
-        asked = _asked(words, precision, measures=measures, mixing=mixing, layers=layers)
-        request = self._request(self.anatomy, asked)
+        options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
+        request = self._request(self.anatomy, options)
         encode = self._generated if generate else self.encoder
         encoded = [encode(*item, truncate=truncate, pretokenized=pretokenized) for item in items]
         lengths = [sequence.lengths for sequence in encoded]
-        devices = (self._state or self.refresh()).devices
-        if sum(map(sum, lengths)) > request.always_fits or devices != {"cpu"}:
+        if sum(map(sum, lengths)) > request.always_fits or self.traced.state.devices != {"cpu"}:
             check_fits(request, lengths, batch_size)
-        found: dict[int, Analysis] = {}
         order = sorted(range(len(encoded)), key=lambda i: sum(lengths[i]))
+        one_batch = len(order) <= batch_size
+        analyses: dict[int, Analysis] = {}
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             rows = [encoded[i] for i in chosen]
-            alone = progress if len(order) <= batch_size else None
-            made = self._analyze_rows(self._padded(rows), rows, asked, alone, refreshed=start == 0)
-            found.update(zip(chosen, made, strict=True))
-            if progress is not None and alone is None:
+            by_site = progress if one_batch else None
+            if start > 0:
+                self.traced.refresh()
+            analyses.update(zip(chosen, self._analyze_batch(self._padded(rows), rows, options, by_site), strict=True))
+            if progress is not None and not one_batch:
                 progress(min(start + batch_size, len(order)), len(order))
-        return found[0] if single else [found[i] for i in range(len(encoded))]
+        return analyses[0] if single else [analyses[i] for i in range(len(encoded))]
 
     def stream(
         self,
@@ -239,7 +271,7 @@ class Lens(ExaminedModel):
         prompt = self.encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
         with PassScope(self.model):
             written = self.model.generate(**self._padded([prompt]), do_sample=False)[0].tolist()  # type: ignore[operator]
-        if not self._two_sided:
+        if not self.traced.two_sided:
             return _noted(self.encoder.continued(prompt, written[len(prompt.source.ids) :]))
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ends = ends if isinstance(ends, list) else [ends]
@@ -353,7 +385,7 @@ class Lens(ExaminedModel):
         return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
-        return pad_rows([row.inputs for row in rows], self.encoder.padding, next(self._body.parameters()).device)
+        return pad_rows([row.inputs for row in rows], self.encoder.padding, next(self.traced.body.parameters()).device)
 
     # ---- explanations --------------------------------------------------------------------------------------------
 
@@ -387,7 +419,7 @@ class Lens(ExaminedModel):
         """
         from normlens.attribution.explain import explain_texts
 
-        with one_pass_at_a_time(self._body):
+        with one_pass_at_a_time(self.traced.body):
             return explain_texts(self, text, pair, target, **options)
 
     def explain_inputs(
@@ -406,8 +438,8 @@ class Lens(ExaminedModel):
         """Explain tensors that you prepared yourself: one `Explanation` per row (see `explain`)."""
         from normlens.attribution.explain import explain_inputs
 
-        checked = checked_inputs(self._body, inputs)
-        with one_pass_at_a_time(self._body):
+        checked = checked_inputs(self.traced.body, inputs)
+        with one_pass_at_a_time(self.traced.body):
             return explain_inputs(
                 self,
                 checked,
@@ -433,8 +465,10 @@ class Lens(ExaminedModel):
         precision: Precision = "float32",
     ) -> list[Analysis]:
         """Analyse tensors that you prepared yourself: one `Analysis` per row."""
-        asked = _asked(None, precision, measures=measures, mixing=mixing, layers=layers)
-        return self._analyze_rows(checked_inputs(self._body, inputs), None, asked)
+        options = _request_options(None, precision, measures=measures, mixing=mixing, layers=layers)
+        checked = checked_inputs(self.traced.body, inputs)
+        self.traced.refresh()
+        return self._analyze_batch(checked, None, options)
 
     def stream_inputs(
         self,
@@ -447,70 +481,90 @@ class Lens(ExaminedModel):
         precision: Precision = "float32",
     ) -> Iterator[SiteResult]:
         """Yield one site of a prepared batch at a time (see `SiteResult`); nothing is kept in between."""
-        inputs = checked_inputs(self._body, inputs)
-        self.refresh()
-        asked = _asked(None, precision, measures=measures, mixing=mixing, layers=layers, sites=sites)
-        with self.named_errors(inputs):
-            request = Request.of(self._anatomy_for(inputs), **asked)
+        inputs = checked_inputs(self.traced.body, inputs)
+        self.traced.refresh()
+        options = _request_options(None, precision, measures=measures, mixing=mixing, layers=layers, sites=sites)
+        with self.traced.named_errors(inputs):
+            request = Request.of(self.traced.anatomy_for(inputs), **options)
         reader = threading.get_ident()
         return iterate(
             lambda give: self.run(inputs, request, lambda result, block: give(result), prepared=True, reader=reader)
         )
 
-    def _analyze_rows(
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        request: Request,
+        on_site: OnSite,
+        *,
+        prepared: bool = False,
+        reader: int | None = None,
+    ) -> None:
+        """Run one forward pass and deliver each site to `on_site` as soon as it is measured and proved.
+
+        Args:
+            inputs: The model's inputs.
+            request: The measures and sites.
+            on_site: Receives each site and its block, which is valid only during the call.
+            prepared: Whether a user prepared the inputs, so that nothing is added to them.
+            reader: The thread that reads the results, if it is another one.
+        """
+        with one_pass_at_a_time(self.traced.body, reader), self.traced.named_errors(inputs):
+            self.traced.refresh()
+            run(self.traced, inputs, request, on_site, prepared=prepared)
+
+    def _request(self, anatomy: Anatomy, options: Mapping[str, Any]) -> Request:
+        """The checked request; the same options are usually given again and again."""
+        key = (id(anatomy), repr(options))
+        if key not in self._requests:
+            if len(self._requests) >= _MAX_REQUESTS:
+                self._requests.clear()
+            # The anatomy is kept with its request, so that no other takes its identity.
+            self._requests[key] = anatomy, Request.of(anatomy, **options)
+        return self._requests[key][1]
+
+    def _analyze_batch(
         self,
         inputs: Mapping[str, Any],
         rows: Sequence[EncodedText] | None,
-        asked: dict[str, Any],
+        options: Mapping[str, Any],
         progress: Callable[[int, int], None] | None = None,
-        *,
-        refreshed: bool = False,
     ) -> list[Analysis]:
-        """One analysis per row; what was kept from earlier passes is rebuilt once before anything is refused."""
-        with one_pass_at_a_time(self._body):
-            if not refreshed:
-                self.refresh()
-            kept = bool(self._anatomies)
+        """Analyse one batch: one analysis per row.
+
+        Args:
+            inputs: The padded batch.
+            rows: The texts it was made of; None: the user prepared the inputs.
+            options: The request.
+            progress: Called with the sites done and the sites in all.
+        """
+
+        def analyze() -> list[Analysis]:
+            with self.traced.named_errors(inputs):
+                anatomy = self.traced.anatomy_for(inputs)
+                request = self._request(anatomy, options)
+                count = len(rows) if rows is not None else rows_of(inputs)
+                report = None if progress is None else _guarded(progress)
+                builder = AnalysisBuilder(count, len(request.sites), report)
+                words = _row_words(anatomy.kinds, rows) if request.words is not None and rows is not None else None
+                error = run(self.traced, inputs, request, builder.update, prepared=rows is None, words=words)
+                texts = rows
+                if texts is None:
+                    texts = [self._labels(inputs, builder.masks, row) for row in range(count)]
+                analyses = []
+                for n, text in enumerate(texts):
+                    tokens = {kind: text.sides(kind) for kind in builder.masks}
+                    record = {"model": self.traced.description(), **deepcopy(request.record)}
+                    record |= {"output_check": error, **text.notes}
+                    analyses.append(builder.result(n, tokens, record, by_word=request.words is not None))
+                return analyses
+
+        with one_pass_at_a_time(self.traced.body):
             try:
-                with self.named_errors(inputs):
-                    return self._analyze_once(inputs, rows, asked, progress)
-            except (AnatomyError, DecompositionError):
-                if not kept:
-                    raise
+                return self.traced.with_fresh_caches(analyze)
             except CallbackError as error:
                 assert error.__cause__ is not None
                 raise error.__cause__ from None
-            self._forget()
-            with self.named_errors(inputs):
-                return self._analyze_once(inputs, rows, asked, progress)
-
-    def _analyze_once(
-        self,
-        inputs: Mapping[str, Any],
-        rows: Sequence[EncodedText] | None,
-        asked: dict[str, Any],
-        progress: Callable[[int, int], None] | None,
-    ) -> list[Analysis]:
-        anatomy = self._anatomy_for(inputs)
-        request = self._request(anatomy, asked)
-        count = len(rows) if rows is not None else rows_of(inputs)
-        builder = AnalysisBuilder(count, len(request.sites), None if progress is None else _guarded(progress))
-        words: dict[Kind, list[tuple[Tensor, Tensor]]] | None = None
-        if request.words is not None and rows is not None:
-            words = {kind: [] for kind in anatomy.kinds}
-            for kind, row in product(words, rows):
-                queries, keys = row.sides(kind)
-                words[kind].append((torch.tensor(queries.words), torch.tensor(keys.words)))
-        prepared = rows is None
-        error = self._run(inputs, anatomy, request, builder.update, prepared, words)
-        if rows is None:
-            rows = [self._labels(inputs, builder.masks, row) for row in range(count)]
-        found = []
-        for n, row in enumerate(rows):
-            tokens = {kind: row.sides(kind) for kind in builder.masks}
-            record = {"model": self._description(), **deepcopy(request.record), "output_check": error, **row.notes}
-            found.append(builder.result(n, tokens, record, by_word=request.words is not None))
-        return found
 
     def _labels(self, inputs: Mapping[str, Any], masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
@@ -550,11 +604,22 @@ def _noted(text: EncodedText) -> EncodedText:
     return replace(text, notes=text.notes | {"generated": True})
 
 
-def _asked(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> dict[str, Any]:
-    """What a user asked for. What is several is made a list, since it is read more than once: one name is a list of one."""
-    asked: dict[str, Any] = {"words": words, "precision": precision}
-    for name, given in several.items():
-        if given is not None and not isinstance(given, Iterable):
-            raise InputError(f"{name} is a list: got {given!r}; write {name}=[{given!r}]")
-        asked[name] = [given] if isinstance(given, str) else None if given is None else list(given)
-    return asked
+def _row_words(kinds: Sequence[Kind], rows: Sequence[EncodedText]) -> dict[Kind, list[tuple[Tensor, Tensor]]]:
+    """The words of the queries and keys of each row, by kind of site."""
+    words: dict[Kind, list[tuple[Tensor, Tensor]]] = {kind: [] for kind in kinds}
+    for kind, row in product(kinds, rows):
+        queries, keys = row.sides(kind)
+        words[kind].append((torch.tensor(queries.words), torch.tensor(keys.words)))
+    return words
+
+
+def _request_options(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> dict[str, Any]:
+    """The options of a request. An iterable is made a list, since it is read more than once; one name is a list of one."""
+    options: dict[str, Any] = {"words": words, "precision": precision}
+    for name, value in several.items():
+        if value is not None and not isinstance(value, Iterable):
+            raise InputError(f"{name} is a list: got {value!r}; write {name}=[{value!r}]")
+        if isinstance(value, str):
+            value = [value]
+        options[name] = None if value is None else list(value)
+    return options

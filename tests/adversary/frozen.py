@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from normlens.explanation import Explanation
+from normlens.results.explanation import Explanation
 from tests.adversary.models import Experts, Gated, OddBlock, OddLayer, OddModel, asked
 from tests.reference.blocks import Attention
 

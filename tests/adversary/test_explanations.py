@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normlens import Lens
 from normlens.errors import NormlensError
-from normlens.explanation import PARTS
+from normlens.results.explanation import PARTS
 from tests.adversary.draw import _adapt, _hook, _named, _own_inputs
 from tests.adversary.frozen import disagreements
 from tests.adversary.models import odd_model

@@ -8,7 +8,7 @@ from normlens.alignment.labels import read_conll, read_labelled_json, write_conl
 from normlens.alignment.marked_text import MarkedText
 from normlens.alignment.projection import project_marks
 from normlens.errors import InputError
-from normlens.text.words import spaced_spans, word_spans
+from normlens.inputs.words import spaced_spans, word_spans
 
 COLUMNS = """# sent 1
 Anna NNP B-PER

@@ -17,7 +17,7 @@ from normlens.alignment.marked_text import Mark, MarkedText
 from normlens.alignment.pair_encoding import PairFormat
 from normlens.alignment.translating import Translator
 from normlens.errors import InputError
-from normlens.text.words import sentence_ends
+from normlens.inputs.words import sentence_ends
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
 from tests.alignment.models_for_tests import SENTENCES, lens
 from tests.text.tokenizers_for_tests import tokenizer

@@ -5,7 +5,7 @@ import pytest
 from normlens.alignment.aligner import Aligner
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
-from normlens.text.encoding import longest_input
+from normlens.inputs.encoding import longest_input
 from tests.alignment.models_for_tests import FAMILIES, SENTENCES, lens
 
 

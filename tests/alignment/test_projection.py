@@ -10,7 +10,7 @@ from normlens.alignment.marked_text import Mark, MarkedText
 from normlens.alignment.markup import read_markup, write_markup
 from normlens.alignment.projection import project_marks
 from normlens.errors import InputError
-from normlens.text.words import word_spans
+from normlens.inputs.words import word_spans
 
 
 def carried(source: str, target: str, links: str, pieces: str = "one", markup: str = "html") -> str:

@@ -20,8 +20,8 @@ from normlens.attribution.explain import explain_texts as explain
 from normlens.attribution.observer import Wanted
 from normlens.attribution.terms import Run
 from normlens.errors import AnatomyError, InputError
-from normlens.explanation import PARTS, Explanation, open_explanation
 from normlens.lens import Lens
+from normlens.results.explanation import PARTS, Explanation, open_explanation
 from tests import tiny
 from tests.attribution.models import headed, ids_of
 

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from normlens.errors import InputError
-from normlens.explanation import PARTS, Explanation
 from normlens.lens import Lens
+from normlens.results.explanation import PARTS, Explanation
 from tests import tiny
 from tests.attribution.models import headed, ids_of
 

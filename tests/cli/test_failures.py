@@ -225,7 +225,7 @@ def test_closed_streams(aer: list[str]) -> None:
 def test_a_closed_stream_is_not_taken_by_the_next_file(tmp_path: Path) -> None:
     code = (
         "import sys, os; from normlens.cli.failures import exit_code\n"
-        "from normlens.files.writing import write_text\n"
+        "from normlens.io.writing import write_text\n"
         f"def run():\n    write_text({str(tmp_path / 'file')!r}, 'mine'); os.write(1, b'stray')\n"
         "sys.exit(exit_code(run, ''))"
     )

@@ -13,7 +13,7 @@ import transformers
 
 from normlens.cli.main import main
 from normlens.errors import InputError
-from normlens.files.writing import (
+from normlens.io.writing import (
     check_outputs,
     disarmed,
     own_file,

@@ -62,6 +62,3 @@ def test_single_weights_come_without_all_of_them(name: str) -> None:
     assert found is not None
     torch.testing.assert_close(found.output.double(), output, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.diagonal().double(), alpha.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6)
-    batch, query, key = torch.tensor([0, 1, 1]), torch.tensor([20, 9, 30]), torch.tensor([18, 9, 29])
-    torch.testing.assert_close(found.weights_at(batch, query, key).double(), alpha[batch, :, query, key])
-    torch.testing.assert_close(found.row(1, 20).double(), alpha[1, :, 20], rtol=1e-5, atol=1e-6)

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.decompose.block import Block, BlockTensors, stage_steps
+from normlens.decompose.block import Block, stage_steps
 from normlens.decompose.pairs import PairCollector
 from normlens.decompose.stages import STAGES, PairRequest
 from normlens.decompose.steps import Normalization, Scaling, applied
-from normlens.measures import BLOCK_MAPS, WITH_RESIDUAL, mixing_ratio
+from normlens.measures.table import BLOCK_MAPS, MEASURES, mixing_ratio
 
 BATCH = 2
 
 
 @st.composite
-def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockTensors:
+def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Block:
     """A block that could have been captured: everything observed follows from weights, values and inputs."""
     groups, per_group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     heads, width, model = groups * per_group, draw(st.integers(1, 5)), draw(st.integers(2, 9))
@@ -53,15 +53,15 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     total = arriving + residual + (0 if others is None else others)
     everything = PairRequest(True, True, True, not crossing, True, frozenset(STAGES))
     samples = ((0, 0, 0),)
-    work = PairCollector(values, queries, (weight,), stage_steps(branch, post), everything, samples)
+    work = PairCollector(values, queries, weight, stage_steps(branch, post), everything, samples)
     half = queries // 2  # the weights arrive in two blocks of queries
     if half:
         work.feed(alpha[:, :, :half], 0)
     work.feed(alpha[:, :, half:], half)
-    return BlockTensors(
+    return Block(
         pairs=work.result(mixed.transpose(1, 2)),
         values=values,
-        weights=(weight,),
+        w_o=weight,
         bias=bias,
         projected=projected,
         branch=branch,
@@ -75,9 +75,9 @@ def random_blocks(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> BlockT
     )
 
 
-def materialized(t: BlockTensors, stage: str) -> tuple[Tensor, Tensor]:
+def materialized(t: Block, stage: str) -> tuple[Tensor, Tensor]:
     """Every part as a vector (batch query key model) and every residual, one step after the other."""
-    weight = t.weight
+    weight = t.w_o
     values = t.values.repeat_interleave(weight.shape[0] // t.values.shape[1], 1)
     parts = torch.einsum("bhqk,bhkc,hcd->bqkd", t.pairs.alpha, values, weight)
     if stage == "attn":
@@ -107,21 +107,21 @@ def _carried(step: Normalization | Scaling, parts: Tensor, y: Tensor) -> Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
-def test_parts_and_biases_rebuild_every_stage(t: BlockTensors) -> None:
+def test_parts_and_biases_rebuild_every_stage(t: Block) -> None:
     """And what is off at one stage shows at that stage, not at the one before."""
-    gaps = Block(t).gaps()
+    gaps = t.gaps()
     assert len(gaps) == (2 if t.norm is None else 3)
     assert bool((gaps[:, 0] <= 1e-9 * (1 + gaps[:, 1])).all())
     for stage, name in enumerate(("projected", "total", "normalized")[: len(gaps)]):
-        wrong = Block(replace(t, **{name: getattr(t, name) + 1.0})).gaps()
+        wrong = replace(t, **{name: getattr(t, name) + 1.0}).gaps()
         assert bool((wrong[stage, 0] > 1e-3).all())
         assert bool((wrong[:stage, 0] <= 1e-9 * (1 + wrong[:stage, 1])).all())
 
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
-def test_norms_are_those_of_the_vectors(t: BlockTensors) -> None:
-    block = Block(t)
+def test_norms_are_those_of_the_vectors(t: Block) -> None:
+    block = t
     for stage in STAGES:
         parts, _ = materialized(t, stage)
         torch.testing.assert_close(block.part_norms(stage), parts.norm(dim=-1), rtol=1e-7, atol=1e-7)
@@ -129,8 +129,8 @@ def test_norms_are_those_of_the_vectors(t: BlockTensors) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
-def test_context_and_self_are_sums_of_vectors(t: BlockTensors) -> None:
-    block = Block(t)
+def test_context_and_self_are_sums_of_vectors(t: Block) -> None:
+    block = t
     for stage in STAGES:
         parts, residual = materialized(t, stage)
         own = parts.diagonal(dim1=1, dim2=2).transpose(1, 2) if t.self_attends else residual
@@ -141,20 +141,20 @@ def test_context_and_self_are_sums_of_vectors(t: BlockTensors) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(random_blocks())
-def test_mixing_ratios_are_shares(t: BlockTensors) -> None:
+def test_mixing_ratios_are_shares(t: Block) -> None:
     for name in BLOCK_MAPS:
-        if t.self_attends or name in WITH_RESIDUAL:
-            ratio = mixing_ratio(Block(t), name)
+        if t.self_attends or MEASURES[name].crosses:
+            ratio = mixing_ratio(t, name)
             assert bool(((ratio >= 0) & (ratio <= 1)).all()), name
 
 
 @settings(max_examples=40, deadline=None)
 @given(random_blocks())
-def test_all_positions_as_one_word_leave_no_context(t: BlockTensors) -> None:
+def test_all_positions_as_one_word_leave_no_context(t: Block) -> None:
     if not t.self_attends:
         return
     same_word = torch.ones(t.pairs.alpha.shape[-2:], dtype=torch.bool)
-    block = Block(replace(t, same_word=same_word))
+    block = replace(t, same_word=same_word)
     for stage in STAGES:
         assert float(block.context_vectors(stage).norm()) < 1e-8
     torch.testing.assert_close(mixing_ratio(block, "attn_w"), torch.zeros_like(t.pairs.alpha[:, 0, :, 0]))

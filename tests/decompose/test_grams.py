@@ -25,8 +25,8 @@ def summed(alpha: Tensor, values: Tensor, weight: Tensor, compiled: bool) -> Ten
 
 
 def grams_and_norms(alpha: Tensor, values: Tensor, weight: Tensor, compiled: bool) -> tuple[Grams, Tensor]:
-    grams, out = Grams(values, (weight,), [()], compiled=compiled), alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
-    grams.reach(values.shape[2], 0)
+    grams, out = Grams(values, weight, [()], compiled=compiled), alpha.new_empty(1, alpha.shape[0], *alpha.shape[2:])
+    grams.extend_to(values.shape[2], 0)
     grams.norms(alpha, 0, out)
     return grams, out[0]
 
@@ -84,7 +84,7 @@ def test_random_heads_of_any_size(
     assert relative(norms, explicit(alpha, values, weight)) < 1e-5
     f = torch.einsum("bhkc,hcd->bhkd", values.double(), weight.double())
     assert relative(grams.lengths(0), f.norm(dim=-1)) < 1e-5
-    assert relative(f_norms(values, (weight,)), f.norm(dim=-1)) < 1e-3  # a product more: small ones lose some digits
+    assert relative(f_norms(values, weight), f.norm(dim=-1)) < 1e-3  # a product more: small ones lose some digits
 
 
 @pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 11, 12, 16])
@@ -103,8 +103,8 @@ def test_more_queries_and_keys_than_are_worked_out_at_a_time(
         alpha[1, :2, -1, -1] = 1
         values[1, 1, -1] = -values[1, 0, -1] * (1 - 1e-4)
     out = torch.full((1, 2, queries + 3, keys), torch.nan)
-    grams = Grams(values, (weight,), [()], compiled=compiled)
-    grams.reach(keys, 0)
+    grams = Grams(values, weight, [()], compiled=compiled)
+    grams.extend_to(keys, 0)
     grams.norms(alpha, 2, out)
     parts = torch.einsum("bhqk,bhkc,hcd->bqkd", alpha.double(), values.double(), weight.double())
     assert relative(out[0, :, 2:-1], parts.norm(dim=-1)) < 1e-5
@@ -124,9 +124,9 @@ def test_every_stage_and_the_own_part_come_from_the_same_vectors(heads: int, com
     stages = [(), (Scaling(-0.7),), (scale,), (post,), (Normalization(None, None, False, 1e-5),), (scale, post)]
     for steps in (*([stage] for stage in stages), stages[:-1]):
         diagonal, out = alpha.diagonal(dim1=2, dim2=3).contiguous(), torch.empty(len(steps), 2, 7, 7)
-        grams = Grams(values, (weight,), steps, diagonal, compiled=compiled)
-        grams.reach(4, 4)
-        grams.reach(7, 7)
+        grams = Grams(values, weight, steps, diagonal, compiled=compiled)
+        grams.extend_to(4, 4)
+        grams.extend_to(7, 7)
         grams.norms(alpha, 0, out)
         f = torch.einsum("bhkc,hcd->bkhd", values.double(), weight.double())
         assert grams.late == 7

@@ -143,7 +143,7 @@ def parameters_are_not_copied(family: str) -> None:
     _, there = lenses(family)
     owned = {parameter.untyped_storage().data_ptr() for parameter in there.model.parameters()}
     for site in there.anatomy.sites:
-        assert SiteWeights.of(site, torch.float32).weights[0].untyped_storage().data_ptr() in owned, site
+        assert SiteWeights.of(site, torch.float32).w_o.untyped_storage().data_ptr() in owned, site
 
 
 @case("bert", "llama", "marian")

@@ -13,12 +13,12 @@ from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
 
 from normlens import Lens
-from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.block import Block
 from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.families.family_checks import with_rotated_heads
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
-from normlens.proof import Subject, prove_sums
-from normlens.request import Request
+from normlens.measures.proof import Subject, prove_sums
+from normlens.measures.request import Request
 
 
 def blocks(family: str) -> list[tuple[str, Block, Tensor]]:
@@ -34,15 +34,15 @@ def blocks(family: str) -> list[tuple[str, Block, Tensor]]:
     return found
 
 
-def turned_values(tensors: BlockTensors) -> BlockTensors:
+def turned_values(tensors: Block) -> Block:
     """Key-value heads in a wrong order: what attention mixed belongs to other heads."""
     return replace(tensors, pairs=replace(tensors.pairs, mixed=tensors.pairs.mixed.roll(1, dims=2)))
 
 
-def tiled_values(tensors: BlockTensors) -> BlockTensors:
+def tiled_values(tensors: Block) -> Block:
     """Key-value heads repeated as (1, 2, 1, 2) where the model repeats them as (1, 1, 2, 2)."""
-    order = torch.arange(tensors.weight.shape[0]).view(tensors.values.shape[1], -1).T.flatten()
-    return replace(tensors, weights=(tensors.weight[order].contiguous(),), output_check=None)
+    order = torch.arange(tensors.w_o.shape[0]).view(tensors.values.shape[1], -1).T.flatten()
+    return replace(tensors, w_o=tensors.w_o[order].contiguous(), output_check=None)
 
 
 MISTAKES = {"heads turned": with_rotated_heads, "values turned": turned_values, "values tiled": tiled_values}
@@ -55,7 +55,7 @@ def test_wrong_heads_are_caught(family: str, mistake: str) -> None:
         subject = Subject(family, site, "attention", torch.float32)
         prove_sums(block, mask, subject)
         with pytest.raises(DecompositionError, match="must rebuild what the model computed"):
-            prove_sums(Block(MISTAKES[mistake](block.tensors)), mask, subject)
+            prove_sums(MISTAKES[mistake](block), mask, subject)
 
 
 class ScaledAttention(modeling_llama.LlamaAttention):
@@ -170,7 +170,7 @@ def test_wrong_eager_function_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     lens = Lens(model)
     # Read on full rows, where no mask is missed; and run by the family's own function, not by the standard one.
     anatomy = replace(lens.anatomy, sites=tuple(replace(site, standard=False) for site in lens.anatomy.sites))
-    lens._anatomies[frozenset()] = anatomy
-    lens._forget = lambda: None  # type: ignore[method-assign]
+    lens.traced._anatomies[frozenset()] = anatomy
+    lens.traced.forget = lambda: None  # type: ignore[method-assign]
     with pytest.raises(DecompositionError, match="the same under capture as when it is called"):
         lens.analyze_inputs(tiny_inputs(model, padded=True))

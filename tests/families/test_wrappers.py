@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normlens import Lens
 from normlens.families.table import IMAGES, SOUNDS
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
-from normlens.proof import TOLERANCE
+from normlens.measures.proof import TOLERANCE
 from tests.families.beyond_text import example
 
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM", "NextSentencePrediction")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.alignment", "normlens.files.seals"]):
+with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.alignment", "normlens.io.seals"]):
     from normlens.alignment.formats import read_alignments
     from normlens.corpus.counting.plan import Plan
     from normlens.corpus.reading.plain_pickle import load_plain_pickle
@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.al
     from normlens.corpus.reading.token_attributes import read_ranks
     from normlens.corpus.running.shards import Shard, ShardFolder
     from normlens.errors import InputError
-    from normlens.files.seals import read_sealed_json
+    from normlens.io.seals import read_sealed_json
 
 FOLDER = Path(tempfile.mkdtemp())
 

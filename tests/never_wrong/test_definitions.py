@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normlens import Analysis, Lens
 from normlens.errors import DecompositionError, InputError
 from normlens.families.tiny import tiny_inputs, tiny_model
-from normlens.measures import STANDARD
+from normlens.measures.table import STANDARD
 from tests import tiny
 from tests.never_wrong.common import IDS
 from tests.reference.blocks import blocks
@@ -162,7 +162,7 @@ def test_f_as_an_affine_map_gives_f_norm(family: str) -> None:
     model = tiny_model(family)
     lens, inputs = Lens(model), tiny_inputs(model, padded=True)  # in a batch, each site has a block of its own
     found: dict[int, Tensor] = {}
-    from normlens.request import Request
+    from normlens.measures.request import Request
 
     request = Request.of(lens.anatomy, measures=["f_norm"], precision="float64")
     norms: dict[int, Tensor] = {}

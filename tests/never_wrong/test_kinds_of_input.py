@@ -61,15 +61,17 @@ def test_kinds_of_input_are_compared_apart() -> None:
         {"input_ids": IDS, "token_type_ids": IDS % 2},
         {"inputs_embeds": torch.randn(2, 9, WIDTH)},
     ):
-        before = len(lens._compared)
+        before = len(lens.traced.output_errors)
         lens.analyze_inputs(inputs)
-        assert len(lens._compared) == before + 1, f"{list(inputs)} passed for something that was compared before"
+        assert len(lens.traced.output_errors) == before + 1, (
+            f"{list(inputs)} passed for something that was compared before"
+        )
         lens.analyze_inputs(inputs)
-        assert len(lens._compared) == before + 1
-    before = len(lens._compared)
+        assert len(lens.traced.output_errors) == before + 1
+    before = len(lens.traced.output_errors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lens.analyze_inputs({"input_ids": IDS})
-    assert len(lens._compared) == before + 1
+    assert len(lens.traced.output_errors) == before + 1
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gpt2", "t5", "gemma2"])

@@ -130,7 +130,7 @@ def test_lora_switched_disabled_rescaled_and_merged() -> None:
 
 
 def test_a_request_made_before_the_model_changed_is_refused() -> None:
-    from normlens.request import Request
+    from normlens.measures.request import Request
 
     model = tiny.make("bert")
     lens, inputs = Lens(model), tiny.batch("bert")
@@ -225,7 +225,7 @@ def test_a_pass_that_fails_lets_the_next_one_in(monkeypatch: pytest.MonkeyPatch)
     before, lens = snapshot(model), Lens(model)
     lens.analyze_inputs({"input_ids": IDS})
     with monkeypatch.context() as patch:
-        patch.setattr("normlens.capture.measure", lambda *args: 1 / 0)
+        patch.setattr("normlens.measures.run.measure", lambda *args: 1 / 0)
         failures = in_threads(lambda n: lens.analyze_inputs({"input_ids": IDS}) and None, 3)
         assert [type(failure.__cause__) for failure in failures] == [ZeroDivisionError] * 3
         with pytest.raises(AnatomyError, match=r"BertModel .* is not supported on this input: ZeroDivisionError"):

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.measures import MEASURES
+from normlens.measures.table import MEASURES
 from normlens.plots import plot_heads, plot_map, plot_mixing
 from normlens.plots.arrays import (
     chosen_layers,

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from normlens.errors import InputError
-from normlens.explanation import Explanation
 from normlens.plots import plot_explanation, save_figure
+from normlens.results.explanation import Explanation
 from tests.plots.samples import HOSTILE, image, texts, tick_labels
 from tests.viewer.explained import explanation, translation
 

@@ -8,7 +8,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.measures import BLOCK_MAPS, MEASURES
+from normlens.measures.table import BLOCK_MAPS, MEASURES
 from normlens.plots import plot_map, plot_maps
 from normlens.plots.colours import round_up
 from normlens.plots.sheet import provenance_of

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.alignment.parallel_files import read_sentences
-from normlens.text.segmentation import Segmenter, split_words
+from normlens.inputs.segmentation import Segmenter, split_words
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
 from tests.text.tokenizers_for_tests import CORPUS, KINDS, tokenizer
 

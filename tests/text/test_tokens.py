@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normlens.text.tokens import is_byte_level, readable_tokens, sentence, words_by_marks
+from normlens.inputs.tokens import is_byte_level, readable_tokens, sentence, words_by_marks
 
 
 @given(st.text(max_size=20))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normlens.text.words import spaced_spans, word_spans
+from normlens.inputs.words import spaced_spans, word_spans
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from normlens.explanation import Explanation, Proof
+from normlens.results.explanation import Explanation, Proof
 
 TOKENS = ["The", "Ġcapital", "Ġof", "ĠFr", "ance", "Ġis"]
 WORDS = [0, 1, 2, 3, 3, 4]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from normlens.analysis import Analysis
+from normlens.results.analysis import Analysis
 
 
 def dataset(

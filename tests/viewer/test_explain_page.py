@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from normlens.errors import InputError
-from normlens.explanation import Explanation
+from normlens.results.explanation import Explanation
 from normlens.viewer.explanation_page import explanation_page
 from normlens.viewer.page import save_html, to_json
 from tests.viewer.explained import SOURCE, TARGET, TOKENS, explanation, translation

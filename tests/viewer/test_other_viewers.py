@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from normlens.errors import InputError
-from normlens.explanation import Explanation, Proof
+from normlens.results.explanation import Explanation, Proof
 from tests.viewer.explained import explanation, translation
 from tests.viewer.synthetic import analysis
 

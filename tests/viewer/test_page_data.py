@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normlens.errors import InputError
-from normlens.measures import MEASURES
+from normlens.measures.table import MEASURES
 from normlens.viewer.page import bundle, save_html, to_html, to_json
 from normlens.viewer.page_data import page_data
 from tests.viewer.synthetic import RECORD, SENTENCE, dataset, long_text
@@ -174,7 +174,7 @@ def test_the_page_names_measures_and_sites_as_the_library_does() -> None:
     for name, text in document["measures"].items():
         assert text["perHead"] == ("head" in MEASURES[name].axes)
         assert (text["family"] == "weight") == MEASURES[name].weights
-        assert text["says"] == MEASURES[name].says != ""
+        assert text["says"] == MEASURES[name].description != ""
     assert [document["measures"][name]["name"] for name in ("alpha", "attn_n")] == ["Attention weight α", "ATTN-N"]
 
 
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_page(tmp_path, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("normlens.files.writing.os.fsync", full)
+    monkeypatch.setattr("normlens.io.writing.os.fsync", full)
     with pytest.raises(InputError, match="No space left"):
         save_html(page_data({"encoder": dataset(SENTENCE)}), page)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]

@@ -35,9 +35,9 @@ from normlens.alignment.projection import Pieces, project_marks
 from normlens.alignment.symmetrize import HEURISTICS, Symmetrization, symmetrize
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
+from normlens.inputs.words import Span, sentence_ends, spaced_spans, word_spans
 from normlens.lens import Lens, load
 from normlens.provenance import version_of, versions
-from normlens.text.words import Span, sentence_ends, spaced_spans, word_spans
 
 if TYPE_CHECKING:
     from normlens.viewer.alignment_page import Gold

@@ -13,7 +13,7 @@ from typing import Any
 
 from normlens.alignment.marked_text import Mark, MarkedText, ProjectedText
 from normlens.errors import InputError
-from normlens.text.words import Span
+from normlens.inputs.words import Span
 
 
 def read_conll(lines: Iterable[str]) -> Iterator[MarkedText]:

@@ -29,8 +29,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from normlens.errors import InputError
-from normlens.files.bounded_reading import read_text
-from normlens.files.writing import write_json
+from normlens.io.bounded_reading import read_text
+from normlens.io.writing import write_json
 
 #: Alignment with the decoder's input, or with its output (2020, Section 5).
 Setting = Literal["awi", "awo"]

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from normlens.alignment.links import Link, Links
-from normlens.text.words import sentence_ends
+from normlens.inputs.words import sentence_ends
 
 #: Subwords of one side of a window at most; larger ones find fewer places to cut, since stray links cross them: of 120
 #: sentences in documents of 30, windows of 128 found 108 and those of 256 found 92.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.text.words import Span
+from normlens.inputs.words import Span
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MarkedText:
         return cls(text, tuple(nested))
 
     def words(self, rule: Callable[[str], list[Span]]) -> list[Span]:
-        """The words of the text by a rule of `normlens.text.words`, cut at the breaks."""
+        """The words of the text by a rule of `normlens.inputs.words`, cut at the breaks."""
         found: list[Span] = []
         for start, end in rule(self.text):
             cuts = [start, *sorted(place for place in self.breaks if start < place < end), end]

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
 from normlens.alignment.rendered import html_text, markdown_text, xml_text
 from normlens.errors import InputError
-from normlens.text.words import shortened
+from normlens.inputs.words import shortened
 
 Markup = Literal["html", "xml", "markdown"]
 MARKUPS: tuple[Markup, ...] = get_args(Markup)

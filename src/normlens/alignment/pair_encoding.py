@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normlens.anatomy.inputs import longest_input
 from normlens.errors import InputError
-from normlens.text.encoding import longest_input, pad_rows, padding_id
-from normlens.text.segmentation import SegmentedText, Segmenter
+from normlens.inputs.encoding import pad_rows, padding_id
+from normlens.inputs.segmentation import SegmentedText, Segmenter
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.files import bounded_reading as reading
-from normlens.files.seals import read_sealed_json, write_sealed_json
-from normlens.files.writing import growing_file, move_file, own_file
-from normlens.text.segmentation import split_words
+from normlens.inputs.segmentation import split_words
+from normlens.io import bounded_reading as reading
+from normlens.io.seals import read_sealed_json, write_sealed_json
+from normlens.io.writing import growing_file, move_file, own_file
 
 
 def read_lines(path: Path | str) -> Iterator[str]:

@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float
 from normlens.alignment.links import Link
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
 from normlens.errors import InputError
-from normlens.text.words import Span
+from normlens.inputs.words import Span
 
 Pieces = Literal["one", "many"]
 PIECES: tuple[Pieces, ...] = get_args(Pieces)

@@ -10,8 +10,8 @@ import torch
 
 from normlens.alignment.pair_encoding import PairEncoder, PairFormat
 from normlens.errors import InputError
+from normlens.inputs.words import sentence_ends
 from normlens.lens import Lens
-from normlens.text.words import sentence_ends
 
 #: Beams of the search; with no sampling, the same text gives the same translation.
 BEAMS = 4

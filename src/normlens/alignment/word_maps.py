@@ -15,13 +15,13 @@ from torch import Tensor
 from normlens.alignment.extraction import JointMap, WordMap, joined_views
 from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting, recall_agreement, remember_agreement
 from normlens.alignment.pair_encoding import EncodedPair, PairEncoder, PairFormat, PromptEncoder
-from normlens.anatomy.description import Kind
-from normlens.capture import SiteResult
+from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.measures import MEASURES
+from normlens.measures.request import Request
+from normlens.measures.run import SiteResult
+from normlens.measures.table import MEASURES
 from normlens.provenance import describe_model
-from normlens.request import Request
 
 #: Layers are chosen on at most this many pairs: on the models tried the choice is the same from about 20 on.
 PAIRS_TO_CHOOSE_ON = 200

@@ -1,6 +1,6 @@
 """What a model looks like to normlens: a list of sites, each with the modules and places that matter.
 
-These are plain descriptions. They are made by `normlens.anatomy.reading` and used by `normlens.capture`; a site
+These are plain descriptions. They are made by `normlens.anatomy.reading` and used by `normlens.measures.run`; a site
 refers to modules of the model, never copies weights, so a model that is trained further is described by the same site.
 """
 
@@ -16,11 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from normlens.anatomy.kinds import KINDS, Kind
 from normlens.anatomy.operations import KeyPath, OperationKey
 from normlens.decompose.feed_forward import Node
 from normlens.decompose.steps import Normalization, Scaling, Step
-from normlens.measures import KINDS as KINDS
-from normlens.measures import Kind as Kind
 
 Placement = Literal["post", "pre", "branch"]
 
@@ -68,16 +67,16 @@ class LinearMap:
         if isinstance(self.module, Conv1D):
             weight: Tensor = self.module.weight
             return weight.detach()
-        return self._asked()[0]
+        return self._probe_matrix()[0]
 
     def bias(self) -> Float[Tensor, " output"] | None:
         """`b`, or None where the map has none."""
         if type(self.module) is nn.Linear or isinstance(self.module, Conv1D):
             bias: Tensor | None = self.module.bias
             return None if bias is None else bias.detach()
-        return self._asked()[1]
+        return self._probe_matrix()[1]
 
-    def _asked(self) -> tuple[Tensor, Tensor]:
+    def _probe_matrix(self) -> tuple[Tensor, Tensor]:
         # A wrapped projection keeps its weights in its own way; what it does to the unit vectors is its matrix.
         weight = next(self.module.parameters())
         width = int(self.module.in_features)  # type: ignore[arg-type]

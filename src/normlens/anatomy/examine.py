@@ -15,7 +15,7 @@ from normlens.anatomy.description import Anatomy
 from normlens.anatomy.interface import (
     AttentionCall,
     Rounding,
-    fresh,
+    clone_inputs,
     intercept_attention,
     is_standard,
     run_arguments,
@@ -79,12 +79,12 @@ def trace_pass(
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with PassScope(model) as scope, unfused(), Rounding.of(model).off():
+    with PassScope(model) as scope, unfused(), Rounding.of(model).full_precision():
         intercept_attention(scope, note)
         if layers is not None:
             layers.watch(scope)
         recorder.watch(scope)
-        model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
+        model(**run_arguments(model, few_tokens(model) if inputs is None else clone_inputs(dict(inputs))))
 
 
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:

@@ -202,14 +202,14 @@ class _Reader:
         norm = self._norm_giving(value)
         if norm is not None:
             source = self.read(norm[0].inputs[0][1])
-            return Recipe(lambda build: trees.Stepped(build(source), build.steps((norm[1],))))
+            return Recipe(lambda build: trees.AffineSteps(build(source), build.steps((norm[1],))))
         laid = self._laid_out(value)
         if laid is not None:
             return self.read(laid)
         chain = self._chain(value)
         if chain.source != value:
             source = self.read(chain.source)
-            return Recipe(lambda build: trees.Bend(build(source), chain.function, chain.key), chain.bent)
+            return Recipe(lambda build: trees.Activation(build(source), chain.function, chain.key), chain.bent)
         operation = self._producer(value)
         if operation is None or not self.trace.comes_from(value, self.stream):
             raise self._stopped("a value that does not come from the stream")
@@ -245,7 +245,7 @@ class _Reader:
         copy = self.graph.copy_at_boundary(linear.output, linear.given, onwards=True)
         place = self._seen(self._oriented(copy))
         return Recipe(
-            lambda build: trees.Stem(
+            lambda build: trees.InputLinear(
                 build.steps(steps), linear.map.matrix().to(build.dtype), _to(linear.map.bias(), build.dtype), place
             )
         )
@@ -277,7 +277,7 @@ class _Reader:
 
         def make(build: _Builder) -> trees.Node:
             made = build(gate)
-            assert isinstance(made, trees.Bend), "only an activation bends"
+            assert isinstance(made, trees.Activation), "only an activation bends"
             return trees.Gated(made, build(other_one))
 
         return Recipe(make)
@@ -285,13 +285,13 @@ class _Reader:
     def _weighted(self, weight: int, other: int) -> Recipe:
         self.routed = True
         place, source = self._seen(self.place(weight)), self.read(other)
-        return Recipe(lambda build: trees.Weighted(build(source), place))
+        return Recipe(lambda build: trees.RouterWeighted(build(source), place))
 
     def _glu(self, operation: Operation) -> Recipe:
         source, half = self.read(operation.inputs[0]), self.trace.tensors[operation.outputs[0]].shape[-1]
 
         def make(build: _Builder) -> trees.Node:
-            gate = trees.Bend(trees.Columns(build(source), half, 2 * half), torch.sigmoid, ("aten", "sigmoid"))
+            gate = trees.Activation(trees.Columns(build(source), half, 2 * half), torch.sigmoid, ("aten", "sigmoid"))
             return trees.Gated(gate, trees.Columns(build(source), 0, half))
 
         return Recipe(make)

@@ -168,3 +168,14 @@ def failed_on(model: nn.Module, inputs: Mapping[str, Any], error: Exception, lim
 
 def _length(value: Any) -> int:
     return int(value.shape[1]) if isinstance(value, Tensor) and value.ndim > 1 else 0
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int | None:
+    """How many tokens the model takes: its position embeddings, or what its configuration and tokenizer say."""
+    config = getattr(model, "config", None)
+    limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and "position_embeddings" in name and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from after the padding
+    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
+    return min(known, default=None)

@@ -181,7 +181,7 @@ class Rounding:
         return max((d for d in found if d.is_floating_point), key=lambda d: torch.finfo(d).eps)
 
     @contextmanager
-    def off(self) -> Iterator[None]:
+    def full_precision(self) -> Iterator[None]:
         """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
         with (
             nullcontext() if self.autocast is None else torch.autocast(self.device, enabled=False),
@@ -233,16 +233,16 @@ def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]
     return arguments
 
 
-def fresh(value: Any) -> Any:
+def clone_inputs(value: Any) -> Any:
     """A copy of what the user gave: a model may write into its inputs (a cache grows), and nothing of theirs changes."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, OrderedDict):  # the outputs of transformers' models are dictionaries with fields
-        return type(value)(**{name: fresh(item) for name, item in value.items()})
+        return type(value)(**{name: clone_inputs(item) for name, item in value.items()})
     if type(value) in (list, tuple):
-        return type(value)(fresh(item) for item in value)
+        return type(value)(clone_inputs(item) for item in value)
     if type(value) is dict:
-        return {name: fresh(item) for name, item in value.items()}
+        return {name: clone_inputs(item) for name, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return value
     return deepcopy(value)

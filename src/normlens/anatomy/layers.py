@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from normlens.anatomy.examine import few_tokens, trace_pass
-from normlens.anatomy.interface import fresh, run_arguments
+from normlens.anatomy.interface import clone_inputs, run_arguments
 from normlens.anatomy.operations import all_tensors
 from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
@@ -153,6 +153,6 @@ def trace_layers(model: nn.Module, inputs: Mapping[str, Any] | None) -> tuple[La
         layers = LayerFollower(model, lambda args, kwargs: begin(args, kwargs))
         with PassScope(model) as scope:
             layers.watch(scope)
-            model(**run_arguments(model, few_tokens(model) if inputs is None else fresh(dict(inputs))))
+            model(**run_arguments(model, few_tokens(model) if inputs is None else clone_inputs(dict(inputs))))
         attends = [False] * len(layers.calls)
     return tuple(map(LayerCall, layers.calls, attends))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from normlens.anatomy.description import Kind
+from normlens.anatomy.kinds import Kind
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Trace, Value
 from normlens.errors import AnatomyError

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normlens.anatomy.declarations import Declaration
-from normlens.anatomy.description import Anatomy, FeedForward, Gate, Kind, LayerEnd, Place, Site
+from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Place, Site
 from normlens.anatomy.feed_forward_reading import read_feed_forward
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
+from normlens.anatomy.kinds import Kind
 from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
 from normlens.anatomy.output_projection import Projection, find_projection

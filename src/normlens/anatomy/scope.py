@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normlens.decompose.process import WhileNeeded
+from normlens.decompose.process import SharedSetting
 from normlens.errors import InputError
 
 Entered = TypeVar("Entered")
@@ -85,9 +85,9 @@ def _turn_off_fused_attention(undo: ExitStack) -> None:
 
 
 #: Disables fused attention, so that a softmax in a family's own code (or in plain PyTorch) is visible.
-unfused = WhileNeeded(_turn_off_fused_attention)
+unfused = SharedSetting(_turn_off_fused_attention)
 #: Disables torch.compile: a compiled call would not run hooks and handlers, or would compile them.
-_uncompiled = WhileNeeded(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
+_uncompiled = SharedSetting(lambda undo: undo.enter_context(torch.compiler.set_stance("force_eager")))
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:

@@ -25,8 +25,8 @@ Seen = Callable[[Place, Tensor], None]
 Attended = Callable[[nn.Module, AttentionProduct], None]
 
 
-def _nobody(*_: object) -> None:
-    """Listens while nobody else does."""
+def _ignore(*_: object) -> None:
+    """Ignore what is reported."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Frame:
     call: OpenCall = field(default_factory=OpenCall)
 
 
-class InsideReader(TorchDispatchMode):
+class InternalTensorReader(TorchDispatchMode):
     """Hands each wanted value to `seen` and each followed attention to `attended`, as they appear."""
 
     def __init__(self, places: Collection[Place], followed: Collection[nn.Module], batch: int) -> None:
@@ -53,8 +53,8 @@ class InsideReader(TorchDispatchMode):
                 self._wanted[place.module, place.occurrence][place.operation].append(place)
         self._followed = set(followed)
         self._batch = batch
-        self._seen: Seen = _nobody
-        self._attended: Attended = _nobody
+        self._seen: Seen = _ignore
+        self._attended: Attended = _ignore
         self._frames: list[_Frame] = []
         self._occurrences: dict[nn.Module, int] = defaultdict(int)
         self._paused = False
@@ -76,7 +76,7 @@ class InsideReader(TorchDispatchMode):
         if self._watching:
             self.__exit__(None, None, None)
         self._frames.clear()
-        self._seen = self._attended = _nobody
+        self._seen = self._attended = _ignore
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -7,13 +7,13 @@ tensor are looked at as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,12 +24,10 @@ from normlens.decompose.feed_forward import Node
 from normlens.decompose.gates import fixed_factor
 from normlens.decompose.grams import split_heads
 from normlens.decompose.stages import Stage
-from normlens.decompose.steps import Normalization, Step, form, stacked
+from normlens.decompose.steps import Normalization, Step
 
 #: Entries of each tensor that are looked at.
 _SAMPLES = 4
-#: Stacks that are kept: people ask for the same layers again and again.
-_STACKS = 16
 #: What an adapter layer says about itself, by PEFT's names; anything else about it shows in its tensors.
 _ADAPTER_SETTINGS = ("active_adapters", "active_adapter", "disable_adapters", "merged_adapters", "scaling")
 
@@ -78,8 +76,8 @@ class StateReader:
             # Not `hasattr` of the module itself: where there is none, which is nearly everywhere, it makes an error first.
             held_by = (module._modules, module._parameters, module._buffers, vars(module))
             if any("lora_A" in names for names in held_by) or hasattr(type(module), "active_adapters"):
-                said = (getattr(module, name, None) for name in _ADAPTER_SETTINGS)
-                adapters.append(tuple(repr(value) for value in said if not callable(value)))
+                settings = (getattr(module, name, None) for name in _ADAPTER_SETTINGS)
+                adapters.append(tuple(repr(value) for value in settings if not callable(value)))
         key = tuple((id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
         if key != self._viewed:
             self._viewed, self._views = key, _views(tensors)
@@ -87,11 +85,11 @@ class StateReader:
             views = self._views.values()
             entries = tuple(torch.cat(some).cpu().view(torch.uint8).numpy().tobytes() for some in views)
         devices = frozenset(device.type for device, _ in self._views)
-        wrappers = tuple(map(_said, self._wrappers))
+        wrappers = tuple(map(_wrapper_settings, self._wrappers))
         return ModelState(key, devices, entries, tuple(adapters), tuple(hooks), tuple(implementation), wrappers)
 
 
-def _said(module: nn.Module) -> object:
+def _wrapper_settings(module: nn.Module) -> object:
     """The plain settings of a wrapper, and its own `forward` where it was given one: either may change what it calls."""
     found: list[object] = []
     for name, value in vars(module).items():
@@ -127,9 +125,9 @@ def _views(tensors: list[Tensor]) -> dict[tuple[torch.device, torch.dtype], list
 
 @dataclass(frozen=True)
 class SiteWeights:
-    """The weights of one site in the working dtype, or of a stack of them."""
+    """The weights of one site in the working dtype."""
 
-    weights: tuple[Tensor, ...]  # W_O by head, with constant factors in front of it, of each site
+    w_o: Float[Tensor, "head width model"]  # by head, with constant factors in front of it
     bias: Tensor | None
     branch: tuple[Step, ...]
     norm: Normalization | None
@@ -144,33 +142,6 @@ class SiteWeights:
         """The steps from the attention output to each stage."""
         return stage_steps(self.branch, self.norm, self.end_norm)
 
-    @cached_property
-    def form(self) -> tuple[object, ...] | None:
-        """What sites must have in common to be stacked; None: this one cannot be."""
-        steps = [form(step) for step in (*self.branch, self.norm) if step is not None]
-        if self.inner or self.residual or None in steps:
-            return None
-        weight, check = self.weights[0], self.value_check
-        return weight.shape, weight.device, self.bias is None, None if check is None else check.before.shape, *steps
-
-    @classmethod
-    def stacked(cls, sites: Sequence[SiteWeights]) -> SiteWeights:
-        """Of sites of one form, for a batch with a row for each: vectors are (row, 1, model)."""
-        biases = [site.bias for site in sites if site.bias is not None]
-        norms = [site.norm for site in sites if site.norm is not None]
-        checks = [site.value_check for site in sites if site.value_check is not None]
-        return cls(
-            weights=tuple(weight for site in sites for weight in site.weights),
-            bias=torch.stack(biases).unsqueeze(1) if biases else None,
-            branch=tuple(stacked(steps) for steps in zip(*(site.branch for site in sites), strict=True)),
-            norm=stacked(norms) if norms else None,
-            inner=(),
-            residual=(),
-            output_check=RandomCheck.stacked([site.output_check for site in sites]),
-            value_check=RandomCheck.stacked(checks) if checks else None,
-            end_norm=None,
-        )
-
     @classmethod
     def of(cls, site: Site, dtype: torch.dtype) -> SiteWeights:
         """Read a site's weights."""
@@ -179,7 +150,7 @@ class SiteWeights:
         found = site.projection.bias()
         bias = None if found is None else found.to(dtype)
         return cls(
-            (weight,),
+            weight,
             bias,
             tuple(step.to(dtype) for step in site.branch),
             None if site.norm is None else site.norm.to(dtype),
@@ -240,15 +211,12 @@ class WeightCache:
         self._of_sites: dict[tuple[torch.dtype, int], tuple[Site, SiteWeights]] = {}
         self._kept: dict[tuple[Any, ...], SiteWeights] = {}  # by what they are read from: sites may share it
         self._fed: dict[tuple[torch.dtype, int], tuple[FeedForward, FeedForwardWeights]] = {}
-        #: By the identities of their sites' weights, which are kept with them.
-        self._stacks: dict[tuple[int, ...], tuple[Sequence[SiteWeights], SiteWeights]] = {}
 
     def clear(self) -> None:
         """Forget everything: the model has changed."""
         self._of_sites.clear()
         self._kept.clear()
         self._fed.clear()
-        self._stacks.clear()
 
     def feed_forward(self, found: FeedForward, dtype: torch.dtype) -> FeedForwardWeights:
         """A feed-forward block's weights, from the cache where it has them."""
@@ -269,17 +237,6 @@ class WeightCache:
             self._kept[key] = SiteWeights.of(site, dtype)
         self._of_sites[dtype, id(site)] = site, self._kept[key]
         return self._kept[key]
-
-    def stack(self, sites: Sequence[SiteWeights]) -> SiteWeights:
-        """Weights of one form as one, from the cache where it has them; a site's alone are what they are."""
-        if len(sites) == 1:
-            return sites[0]
-        key = tuple(map(id, sites))
-        if key not in self._stacks:
-            if len(self._stacks) >= _STACKS:
-                self._stacks.clear()
-            self._stacks[key] = sites, SiteWeights.stacked(sites)
-        return self._stacks[key][1]
 
 
 def _step_key(step: object) -> object:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from normlens.decompose.activations import Activation, gate_factors, slope_of
+from normlens.decompose.activations import ActivationFunction, gate_factors, slope_of
 
 
 class Sloped(Function):
@@ -34,7 +34,7 @@ class Gated(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, b: Tensor, act: Activation, key: Any, active: Tensor, slope_at_zero: Any
+        ctx: Any, a: Tensor, b: Tensor, act: ActivationFunction, key: Any, active: Tensor, slope_at_zero: Any
     ) -> Tensor:
         ctx.save_for_backward(a, b, active)
         ctx.act, ctx.key, ctx.slope_at_zero = act, key, slope_at_zero

@@ -18,10 +18,10 @@ from normlens.attribution.questions import Output, Question, Resolver, first_ten
 from normlens.attribution.results import explanation
 from normlens.attribution.solving import knowledge_of, solve
 from normlens.errors import InputError
-from normlens.explanation import Explanation
+from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
+from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
-from normlens.text.encoding import EncodedText, Text, as_lists, pad_rows
-from normlens.text.tokens import Tokens
+from normlens.results.explanation import Explanation
 
 
 def explain_texts(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import InputError
-from normlens.explanation import BY_DEFAULT, PARTS
-from normlens.request import available_bytes
+from normlens.measures.request import available_bytes
+from normlens.results.explanation import BY_DEFAULT, PARTS
 
 if TYPE_CHECKING:
     from normlens.attribution.questions import Output

@@ -20,7 +20,7 @@ from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Numbers, Question, Resolver
 from normlens.errors import InputError
-from normlens.text.encoding import TextEncoder, pad_rows, padding_id
+from normlens.inputs.encoding import TextEncoder, pad_rows, padding_id
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -10,8 +10,8 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
+from normlens.inputs.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.lens import Lens
-from normlens.text.encoding import EncodedText, Text, TextEncoder, pad_rows
 
 
 @dataclass(frozen=True)

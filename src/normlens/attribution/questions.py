@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.operands import tensors
 from normlens.errors import InputError
-from normlens.text.tokens import readable
+from normlens.inputs.tokens import readable
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
 Output = int | str | None
@@ -104,17 +104,17 @@ class Numbers:
             self.sizes = along.detach().abs().sum(-1).double().cpu()
             return along.sum(-1)
         logits = first_tensor(output)
-        picked = [
+        gather_rows = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]
             for row, question in enumerate(self._questions)
         ]
         if not self.answers:  # a choice is made once: the replay asks for the same number
             self.answers = [
                 _answer(q, scores.detach(), self._probability)
-                for q, scores in zip(self._questions, picked, strict=True)
+                for q, scores in zip(self._questions, gather_rows, strict=True)
             ]
         numbers, sizes = [], []
-        for answer, scores in zip(self.answers, picked, strict=True):
+        for answer, scores in zip(self.answers, gather_rows, strict=True):
             number = scores[answer.output]
             sizes.append(number.detach().abs())
             if answer.against is not None:

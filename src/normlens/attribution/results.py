@@ -17,10 +17,10 @@ from normlens.attribution.questions import Resolver, real_positions
 from normlens.attribution.solving import Solved
 from normlens.attribution.terms import Terms, Where
 from normlens.errors import InputError
-from normlens.explanation import Explanation, Proof
+from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens
 from normlens.provenance import versions
-from normlens.text.tokens import Tokens
+from normlens.results.explanation import Explanation, Proof
 
 BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "reference")
 Arrays = dict[str, xr.DataArray]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of
-from normlens.anatomy.interface import Rounding, fresh, run_arguments
+from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.explain_request import ExplainRequest
@@ -56,7 +56,7 @@ _known: WeakKeyDictionary[nn.Module, Knowledge] = WeakKeyDictionary()
 
 def knowledge_of(lens: Lens) -> Knowledge:
     """What is known of the lens' model as it is now; numbers changed in place and adapters make it another."""
-    state = lens.refresh()
+    state = lens.traced.refresh()
     key = (state.tensors, state.entries, state.adapters, state.hooks)
     if lens.model not in _known or _known[lens.model].state != key:
         _known[lens.model] = Knowledge(key)
@@ -78,7 +78,7 @@ def solve(
         )
     batch = _Batch(lens, resolver.model, request, resolver.probability)
     rows = len(questions)
-    with lens.named_errors(inputs):
+    with lens.traced.named_errors(inputs):
         try:
             return batch.solve(inputs, questions)
         except (DecompositionError, _MixedRowsError):
@@ -104,7 +104,7 @@ class _Batch:
         """Forward once, backward for each step; the first time for a kind of input, the whole proof."""
         request, model = self.request, self.model
         known = knowledge_of(self.lens).verified
-        kind = (*self.lens.kind_of(inputs), request.attention, request.direction is None)
+        kind = (*self.lens.traced.kind_of(inputs), request.attention, request.direction is None)
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         subject = Subject(family_of(model), dtype, request.attention)
         steps = [
@@ -113,7 +113,7 @@ class _Batch:
         ]
         own = None if kind in known else self._own_numbers(inputs, steps[0])
         with PassScope(model, grad=True):
-            arguments = mapped(run_arguments(model, fresh(dict(inputs))), _outside_of_inference)
+            arguments = mapped(run_arguments(model, clone_inputs(dict(inputs))), _outside_of_inference)
             run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
             check_layers(run.observer.layers, lambda on_inputs: self._traced(inputs, on_inputs), subject)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
@@ -135,7 +135,7 @@ class _Batch:
 
     def _traced(self, inputs: Mapping[str, Any], on_inputs: bool) -> tuple[LayerCall, ...]:
         try:
-            return self.lens.layer_calls(inputs, on_inputs=on_inputs)
+            return self.lens.traced.layer_calls(inputs, on_inputs=on_inputs)
         except Exception:
             if on_inputs:
                 raise
@@ -144,7 +144,7 @@ class _Batch:
     def _own_numbers(self, inputs: Mapping[str, Any], numbers: Numbers) -> tuple[Tensor, float]:
         """The numbers that the user's own object puts out when nobody looks, and the size of its largest logit."""
         with torch.no_grad():
-            output = self.lens.call(inputs)
+            output = self.lens.traced.call(inputs)
             own = numbers(output).cpu().double()
             check_finite(own, family_of(self.model))
             logits = first_tensor(output)

@@ -11,13 +11,13 @@ import typer
 from normlens.cli import options
 from normlens.cli.options import check_saved, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.files.writing import check_outputs, refuse_input, whole_files, write_table
+from normlens.io.writing import check_outputs, refuse_input, whole_files, write_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normlens.analysis import Analysis, SiteAnalysis
     from normlens.lens import Lens
+    from normlens.results.analysis import Analysis, SiteAnalysis
 
 #: What `--out` holds beside the pictures: the tidy table, and the result for `normlens.open` and `normlens view`.
 _TABLE, RESULT = "analysis.csv", "analysis.zarr"
@@ -75,8 +75,8 @@ def analyze(
 
 def _announce(lens: Lens, measures: list[str], text: str, pair: str | None) -> None:
     """Say what maps through the feed-forward block cost, before they start."""
-    from normlens.measures import MEASURES
-    from normlens.request import feed_forward_passes
+    from normlens.measures.request import feed_forward_passes
+    from normlens.measures.table import MEASURES
 
     costly = [name for name in measures if name in MEASURES and MEASURES[name].reach == "feed_forward"]
     if costly and lens.tokenizer is not None:
@@ -162,7 +162,7 @@ class DrawsOn:
 
 def mixing_by_layer(site: SiteAnalysis) -> dict[str, list[float]]:
     """The mean mixing ratio of each layer, for every map that has one."""
-    from normlens.measures import MAPS, MIXING
+    from normlens.measures.table import MAPS, MIXING
 
     return {
         name: site.dataset[MIXING + name].mean("query").values.tolist()
@@ -175,8 +175,8 @@ def draws_on(site: SiteAnalysis, most: int = 3) -> list[DrawsOn]:
     """For each token the shares of its row, averaged over layers; the deepest map that was kept is used."""
     import numpy as np
 
-    from normlens.measures import MAPS
-    from normlens.text.tokens import readable
+    from normlens.inputs.tokens import readable
+    from normlens.measures.table import MAPS
 
     kept = [name for name in reversed(MAPS) if name in site.dataset]
     if not kept:

@@ -87,7 +87,7 @@ def corpus(
     """Count, over a whole corpus, what its tokens really draw on."""
     from normlens.corpus.reading.sources import check_sources, named_paths
     from normlens.corpus.running.run_folder import RunFolder
-    from normlens.files.remote import path_of
+    from normlens.io.remote import path_of
 
     rules = dict(named_value(item, "a category is NAME=REGEX") for item in category or ())
     folder = path_of(out)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from normlens.explanation import Explanation, SiteExplanation
+    from normlens.results.explanation import Explanation, SiteExplanation
 
 #: Lines of a table; what is left out is added up in its last line.
 _ROWS = 12
@@ -127,7 +127,7 @@ class Gift:
 
 def gifts(site: SiteExplanation, words: bool) -> list[Gift]:
     """What each token, or each word, of one side gave, in the order of the text."""
-    from normlens.text.tokens import readable_tokens
+    from normlens.inputs.tokens import readable_tokens
 
     terms = site["tokens"]
     values, own = terms.values.tolist(), terms["key_word"].values.tolist()
@@ -165,7 +165,7 @@ def _headline(explanation: Explanation) -> str:
 
 def _written(token: Any) -> str:
     """A token as it stands in a text, its space included."""
-    from normlens.text.tokens import readable_tokens
+    from normlens.inputs.tokens import readable_tokens
 
     raw = str(token)
     text = readable_tokens([raw])[0]
@@ -222,7 +222,7 @@ def _print_steps(screen: Console, explanation: Explanation, words: bool) -> None
 
 
 def _at_step(site: SiteExplanation, step: int) -> SiteExplanation:
-    from normlens.explanation import SiteExplanation
+    from normlens.results.explanation import SiteExplanation
 
     return SiteExplanation(site.kind, {"tokens": site["tokens"].isel(step=step)})
 

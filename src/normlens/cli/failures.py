@@ -30,7 +30,7 @@ import typer
 
 from normlens.cli.terminal import let_go, say, visible
 from normlens.errors import InputError, NormlensError
-from normlens.files.writing import write_text
+from normlens.io.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED, TERMINATED = 2, 70, 130, 143
 

@@ -13,7 +13,7 @@ from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteO
 from normlens.cli.reproduce import is_results
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, is_there, own_folder
+from normlens.io.writing import check_outputs, is_there, own_folder
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study

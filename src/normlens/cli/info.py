@@ -22,7 +22,7 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show a model's attention sites: heads, where the normalization stands, which measures it has."""
-    from normlens.measures import MEASURES
+    from normlens.measures.table import MEASURES
 
     lens = open_lens(model, gguf_file)
     anatomy = lens.anatomy

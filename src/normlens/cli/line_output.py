@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, growing_file, is_there, real
+from normlens.io.writing import check_outputs, growing_file, is_there, real
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
@@ -93,7 +93,7 @@ def new_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> Unf
 
 def _input_record(path: Path) -> dict[str, str | None]:
     """What tells one input from another: its content, where it can be read twice."""
-    from normlens.files.seals import file_digest
+    from normlens.io.seals import file_digest
 
     return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.errors import InputError
-from normlens.files.remote import first_line
-from normlens.files.writing import check_outputs, is_there
+from normlens.io.remote import first_line
+from normlens.io.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -14,8 +14,8 @@ from normlens.cli import options
 from normlens.cli.options import model_files, named_value, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
-from normlens.files.bounded_reading import read_text
-from normlens.files.writing import check_outputs, own_folder
+from normlens.io.bounded_reading import read_text
+from normlens.io.writing import check_outputs, own_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

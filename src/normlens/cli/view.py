@@ -14,11 +14,11 @@ from normlens.cli.analyze import RESULT
 from normlens.cli.options import model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
-from normlens.files.writing import check_outputs, is_there
+from normlens.io.writing import check_outputs, is_there
 
 if TYPE_CHECKING:
-    from normlens.analysis import Analysis
-    from normlens.explanation import Explanation
+    from normlens.results.analysis import Analysis
+    from normlens.results.explanation import Explanation
 
 DEFAULT_FILE = Path("normlens-view.html")
 
@@ -77,14 +77,14 @@ def _run_at(path: Path) -> Path:
 
 
 def _opened(run: Path) -> Analysis | Explanation:
-    from normlens.explanation import is_explanation, open_explanation
-    from normlens.storage import open_analysis
+    from normlens.results.explanation import is_explanation, open_explanation
+    from normlens.results.storage import open_analysis
 
     return open_explanation(run) if is_explanation(run) else open_analysis(run)
 
 
 def _saved(result: Analysis | Explanation, out: Path, span: tuple[int, int] | None, heads: bool | None) -> Path:
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
     if not isinstance(result, Explanation):
         return result.save_html(out, span=span, heads=heads)

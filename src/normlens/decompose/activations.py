@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Activation = Callable[[Tensor], Tensor]
+ActivationFunction = Callable[[Tensor], Tensor]
 
 #: The table reaches from -32 to 32 in steps of 1/1024: a power of two, so that the distance to a knot is exact.
 _REACH, _PER_UNIT = 32, 1024
@@ -45,7 +45,7 @@ def _gauss() -> tuple[tuple[float, float], ...]:
     return tuple((float(x + 1) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True))
 
 
-def mean_activation(act: Activation, key: Hashable | None, a: Tensor) -> Tensor:
+def mean_activation(act: ActivationFunction, key: Hashable | None, a: Tensor) -> Tensor:
     """`∫₀¹ act(t a) dt` for every entry; `key` names an activation that has no weights of its own."""
     if key is None:
         return _integrated(act, a)
@@ -72,14 +72,14 @@ def _nearest_knot(z: Tensor) -> Tensor:
     return torch.round(z * _PER_UNIT).nan_to_num_(0.0).clamp_(-_REACH * _PER_UNIT, _REACH * _PER_UNIT)
 
 
-def _integrated(act: Activation, a: Tensor) -> Tensor:
+def _integrated(act: ActivationFunction, a: Tensor) -> Tensor:
     total = torch.zeros_like(a)
     for node, weight in panels():
         total += weight * act(a * node)
     return total
 
 
-def _from_knots(act: Activation, key: Hashable, a: Tensor) -> Tensor:
+def _from_knots(act: ActivationFunction, key: Hashable, a: Tensor) -> Tensor:
     """`(1/a) ∫₀ᵃ act`, in double precision: the integral up to the nearest knot, and from there to `a`.
 
     Activations that bend elsewhere than at zero (`relu6`, `hardswish`) bend at a knot, which no panel crosses.
@@ -98,7 +98,7 @@ def _from_knots(act: Activation, key: Hashable, a: Tensor) -> Tensor:
     return torch.where(a == 0, at_zero, whole / torch.where(a == 0, 1.0, a))
 
 
-def _integral(act: Activation, key: Hashable) -> Tensor:
+def _integral(act: ActivationFunction, key: Hashable) -> Tensor:
     """`∫₀ act` up to every knot, in double precision."""
     if key not in _integrals:
         knots = _knots()
@@ -115,7 +115,7 @@ def _knots() -> Tensor:
     return torch.arange(-_REACH * _PER_UNIT, _REACH * _PER_UNIT + 1, dtype=torch.float64) / _PER_UNIT
 
 
-def _table(act: Activation, key: Hashable, device: torch.device) -> tuple[Tensor, Tensor]:
+def _table(act: ActivationFunction, key: Hashable, device: torch.device) -> tuple[Tensor, Tensor]:
     """`c` and `c'` at every knot, in single precision: `c' = (act(a) - c)/a`, at zero `act'(0)/2`."""
     if (key, device) not in _tables:
         knots = _knots()
@@ -139,7 +139,7 @@ def slope_of(z: Tensor, value: Tensor, zero: Tensor | None, slope_at_zero: Any) 
 
 
 def gate_factors(
-    a: Tensor, b: Tensor, active: Tensor, act: Activation, key: Any, slope_at_zero: Any
+    a: Tensor, b: Tensor, active: Tensor, act: ActivationFunction, key: Any, slope_at_zero: Any
 ) -> tuple[Tensor, Tensor]:
     """What a part of `a` and a part of `b` are multiplied with."""
     c = mean_activation(act, key, a)
@@ -147,7 +147,7 @@ def gate_factors(
     return factor * b, c
 
 
-def derivative_at_zero(act: Activation) -> float:
+def derivative_at_zero(act: ActivationFunction) -> float:
     """`act'(0)`, as PyTorch has it where the activation bends there."""
     with torch.enable_grad():
         zero = torch.zeros((), dtype=torch.float64, requires_grad=True)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normlens.decompose import devices
-from normlens.decompose.process import settle_heap
+from normlens.decompose.process import raise_mmap_threshold
 
 #: On a CPU, up to so many weights are computed at once; another device takes what its memory holds.
 WHOLE_NUMBERS = 4_000_000
@@ -84,7 +84,7 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        settle_heap()
+        raise_mmap_threshold()
         self._blocks: dict[str, Tensor] = {}
         self._masks: list[tuple[Tensor, int, MaskExtent]] = []
         self._numbers: dict[torch.device, int] = {}

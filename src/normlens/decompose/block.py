@@ -12,10 +12,10 @@ it (for mixing ratios and the diagonal), and how far each stage is from what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,6 +38,8 @@ from normlens.decompose.steps import (
 if TYPE_CHECKING:
     from normlens.decompose.layer_parts import FeedForwardTensors, LayerParts
 
+T = TypeVar("T")
+
 #: Random directions along which the proof compares vectors. The squared share of an error that they show is distributed
 #: as chi-squared over its 8 degrees of freedom: that less than a hundredth of it shows has a chance of 1e-15.
 DIRECTIONS = 8
@@ -45,38 +47,34 @@ DIRECTIONS = 8
 
 @dataclass(frozen=True)
 class RandomCheck:
-    """What an affine map must do to any row of vectors, seen along random directions: cheap, and no difference hides.
+    """An affine map seen along random directions: a cheap comparison in which no difference hides.
 
-    `right = left W + b` is wanted, so `left @ before.T + shift` must be `right @ after.T`, with `before = after W^T` and
-    `shift = after b`. A vector's norm along `after` is its own on average. Of several maps, each has as many rows.
+    `right = left W + b` is expected, so `left @ before.T + shift` must equal `right @ after.T`, with `before = after W^T`
+    and `shift = after b`. The norm of a vector along `after` is its own norm on average.
     """
 
-    before: Float[Tensor, "map direction left"]
-    after: Float[Tensor, "map direction right"]
-    shift: Float[Tensor, "map direction"]
+    before: Float[Tensor, "direction left"]
+    after: Float[Tensor, "direction right"]
+    shift: Float[Tensor, " direction"]
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "left right"], bias: Float[Tensor, " right"] | None) -> RandomCheck:
-        """Along seeded directions."""
-        drawn = torch.randn(DIRECTIONS, matrix.shape[1], generator=torch.Generator().manual_seed(0)) / DIRECTIONS**0.5
+        """Draw the directions; the seed is fixed."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(DIRECTIONS, matrix.shape[1], generator=generator) / DIRECTIONS**0.5
         after = drawn.to(matrix)
-        shift = after.new_zeros(DIRECTIONS) if bias is None else after @ bias.to(matrix)
-        return cls((after @ matrix.T).contiguous().unsqueeze(0), after.unsqueeze(0), shift.unsqueeze(0))
-
-    @classmethod
-    def stacked(cls, checks: Sequence[RandomCheck]) -> RandomCheck:
-        """Of several maps at once."""
-        return cls(*(torch.cat([getattr(check, name) for check in checks]) for name in ("before", "after", "shift")))
+        shift = after.new_zeros(DIRECTIONS)
+        if bias is not None:
+            shift = after @ bias.to(matrix)
+        return cls((after @ matrix.T).contiguous(), after, shift)
 
     def gaps(
         self, left: Float[Tensor, "batch row left"], right: Float[Tensor, "batch row right"]
     ) -> tuple[Float[Tensor, "batch row"], Float[Tensor, "batch row"]]:
-        """For each row: how far `right` is from what it must be, and how large it is."""
-        maps = len(self.before)
-        along = right.reshape(maps, -1, right.shape[-1]) @ self.after.mT
-        wanted = torch.baddbmm(self.shift.unsqueeze(1), left.reshape(maps, -1, left.shape[-1]), self.before.mT)
-        rows = left.shape[:-1]
-        return (wanted - along).norm(dim=-1).view(rows), along.norm(dim=-1).view(rows)
+        """Distance of each row of `right` from its expected value, and its size."""
+        along = right @ self.after.T
+        expected = torch.addmm(self.shift, left.flatten(0, -2), self.before.T).view(along.shape)
+        return (expected - along).norm(dim=-1), along.norm(dim=-1)
 
 
 def stage_steps(
@@ -121,18 +119,17 @@ def out_of_streams(
     return (weights.unsqueeze(-1) * by_stream).sum(-2)
 
 
-@dataclass(frozen=True)
-class BlockTensors:
-    """All that one site computed, as plain tensors in the working dtype.
+@dataclass(frozen=True, eq=False)
+class Block:
+    """One attention site: its tensors in the working dtype, and its decomposition, computed on first access.
 
     The residual stream is as wide as the model; where there are several (hyper-connections), they stand side by side.
-    A *stack* is several sites of one form at once, a row of the batch for each: see `weights`.
     """
 
     pairs: PairResults
     values: Float[Tensor, "batch kv_head key width"]
-    weights: tuple[Float[Tensor, "head width model"], ...]  # W_O by head, with constant factors in front; of each site
-    bias: Float[Tensor, "*row model"] | None  # b_O
+    w_o: Float[Tensor, "head width model"]  # W_O by head, with constant factors in front
+    bias: Float[Tensor, " model"] | None  # b_O
     projected: Float[Tensor, "batch query model"]  # the attention output, b_O included
     branch: tuple[Step, ...]
     residual: Float[Tensor, "batch query stream"]  # as it enters the sum
@@ -148,31 +145,25 @@ class BlockTensors:
     value_check: RandomCheck | None = None
     #: Which keys count as the query itself: its own word's subwords. None: the position alone.
     same_word: Bool[Tensor, "query key"] | None = None
-    #: What writes a position's branch into each of several residual streams; None: there is one.
+    #: Weights that write a position's branch into each of several residual streams; None: there is one.
     stream_weights: Float[Tensor, "batch query weight"] | None = None
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gates`.
     gate: Float[Tensor, "batch query head width"] | None = None
-    #: What follows the block in its layer, where a measure looks that far.
+    #: The rest of the layer, where a measure looks that far.
     end: LayerEnd | None = None
+    _cache: dict[tuple[str, object], Any] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def weight(self) -> Float[Tensor, "head width model"]:
-        """`W_O` by head of a single site."""
-        (weight,) = self.weights
-        return weight
+    @cached_property
+    def steps(self) -> dict[Stage, tuple[Step, ...]]:
+        """The steps from the attention output to each stage."""
+        return stage_steps(self.branch, self.norm, None if self.end is None else self.end.norm)
 
-
-class Block:
-    """The decomposition of one site; each quantity is computed when it is first asked for."""
-
-    def __init__(self, tensors: BlockTensors) -> None:
-        self.tensors = tensors
-        self.steps = stage_steps(tensors.branch, tensors.norm, None if tensors.end is None else tensors.end.norm)
-        self._mixing: dict[Stage, tuple[Tensor, Tensor]] = {}
-        #: Maps of shares with the residual's own (`decompose.parts`): measure, ratio and residual ask for the same.
-        self.shares: dict[str, tuple[Tensor, Tensor]] = {}
-        self._selves: dict[Stage, Tensor] = {}
-        self._contexts: dict[Stage, Tensor] = {}
+    def once(self, name: str, key: object, compute: Callable[[], T]) -> T:
+        """A value that several measures need, computed once."""
+        if (name, key) not in self._cache:
+            self._cache[name, key] = compute()
+        found: T = self._cache[name, key]
+        return found
 
     @cached_property
     def layer(self) -> LayerParts:
@@ -184,157 +175,180 @@ class Block:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages that differ: without a normalization after the sum there are two."""
-        return ("attn", "res") if self.tensors.norm is None else ("attn", "res", "ln")
+        return ("attn", "res") if self.norm is None else ("attn", "res", "ln")
 
     @cached_property
-    def weights(self) -> Float[Tensor, "batch head query key"]:
-        """What multiplies each head's transformed vector: `alpha`, with the factor of a norm before the projection."""
-        pairs = self.tensors.pairs
+    def edge_weights(self) -> Float[Tensor, "batch head query key"]:
+        """`alpha` times the factor of a norm before the projection: what multiplies each head's transformed vector."""
+        pairs = self.pairs
         assert pairs.alpha is not None, "the weights must have been asked for"
         return pairs.alpha if pairs.factor is None else pairs.alpha * pairs.factor
 
     @cached_property
     def values_by_head(self) -> Float[Tensor, "batch head key width"]:
         """The value vectors by query head."""
-        return repeat_values(self.tensors.values, self.tensors.weights[0].shape[0])
+        return repeat_values(self.values, self.w_o.shape[0])
 
     # ---- from the attention output to a stage --------------------------------------------------------------------
 
     @cached_property
     def scales(self) -> dict[Stage, Float[Tensor, "batch query 1"] | None]:
-        """What normalizations on the way to each stage multiply a query's parts by; None where there are none."""
-        t = self.tensors
-        branch = scale_through(t.branch, t.projected)
-        found: dict[Stage, Tensor | None] = {"attn": None, "res": branch, "ln": branch}
-        if t.norm is not None:
-            inverse = self._denominator[1]
-            found["ln"] = inverse if branch is None else branch * inverse
-        found["enc"] = found["ln"]
-        if t.end is not None and t.end.norm is not None:
-            inverse = inverse_scale(t.end.norm, t.end.total)
-            found["enc"] = inverse if found["ln"] is None else found["ln"] * inverse
-        return found
+        """Factors of a query's parts from the normalizations before each stage; None where there are none."""
+        branch = scale_through(self.branch, self.projected)
+        normalized = branch
+        if self.norm is not None:
+            normalized = _product(branch, self._denominator[1])
+        at_end = normalized
+        if self.end is not None and self.end.norm is not None:
+            at_end = _product(normalized, inverse_scale(self.end.norm, self.end.total))
+        return {"attn": None, "res": branch, "ln": normalized, "enc": at_end}
 
     @cached_property
     def _denominator(self) -> tuple[Float[Tensor, "batch query stream"], Float[Tensor, "batch query 1"]]:
-        """Of the normalization after the sum: its numerator, and one over its denominator."""
-        assert self.tensors.norm is not None, "asked where a normalization follows"
-        return numerator_and_scale(self.tensors.norm, self.tensors.total)
+        """Numerator and inverse denominator of the normalization after the sum."""
+        assert self.norm is not None, "needed only where a normalization follows"
+        return numerator_and_scale(self.norm, self.total)
 
     def _after_norm(self, vectors: Float[Tensor, "batch query stream"]) -> Float[Tensor, "batch query stream"]:
-        """What becomes of parts of the residual sum in the normalization that follows it."""
-        norm = self.tensors.norm
-        return vectors if norm is None else linear((norm,), vectors) * self._denominator[1]
+        """Parts of the residual sum after the normalization that follows it."""
+        if self.norm is None:
+            return vectors
+        return linear((self.norm,), vectors) * self._denominator[1]
 
     def _after_end(self, vectors: Float[Tensor, "batch query stream"]) -> Float[Tensor, "batch query stream"]:
-        """What becomes of parts of the block's output in the normalization at the end of the layer."""
-        end = self.tensors.end
+        """Parts of the block's output after the normalization at the end of the layer."""
+        end = self.end
         if end is None or end.norm is None:
             return vectors
         return linear((end.norm,), vectors) * inverse_scale(end.norm, end.total)
 
-    def carried(self, vectors: Float[Tensor, "batch query model"], stage: Stage) -> Float[Tensor, "batch query stream"]:
-        """What becomes at a stage of vectors of the attention output, one per query."""
+    def to_stage(
+        self, vectors: Float[Tensor, "batch query model"], stage: Stage
+    ) -> Float[Tensor, "batch query stream"]:
+        """Carry vectors of the attention output, one per query, to a stage."""
         scale = self.scales[stage]
         vectors = linear(self.steps[stage], vectors)
-        vectors = vectors if scale is None else vectors * scale
-        return vectors if stage == "attn" else in_streams(vectors, self.tensors.stream_weights)
+        if scale is not None:
+            vectors = vectors * scale
+        if stage == "attn":
+            return vectors
+        return in_streams(vectors, self.stream_weights)
 
     def residual_at(self, stage: Stage) -> Float[Tensor, "batch query stream"] | None:
         """The residual's own contribution at a stage; none at the attention output."""
-        t = self.tensors
         if stage == "attn":
             return None
-        residual = t.residual if stage == "res" else self._after_norm(t.residual)
-        return self._after_end(residual) if stage == "enc" else residual
+        if stage == "res":
+            return self.residual
+        normalized = self._after_norm(self.residual)
+        if stage == "enc":
+            return self._after_end(normalized)
+        return normalized
 
     @cached_property
     def output(self) -> Float[Tensor, "batch query model"]:
-        """What the attention block gave, as the model computed it; a branch beside attention is not part of it."""
-        t = self.tensors
-        if t.norm is not None:
-            assert t.normalized is not None, "what a normalization gave is captured with it"
-            return t.normalized
-        return t.total if t.others is None else t.total - t.others
+        """The output of the attention block as the model computed it; a branch beside attention is not part of it."""
+        if self.norm is not None:
+            assert self.normalized is not None, "the result of a normalization is captured with it"
+            return self.normalized
+        if self.others is None:
+            return self.total
+        return self.total - self.others
 
     # ---- what a position gives itself, and what all others give it: O(n d) memory --------------------------------
 
     @cached_property
     def own(self) -> Float[Tensor, "batch query model"]:
-        """`sum_h a_hii f_h(x_i)`, what each position's attention takes from itself (or from its own word)."""
-        t = self.tensors
-        if t.same_word is None:
-            assert t.pairs.own is not None, "what positions give themselves must have been asked for"
-            return t.pairs.own
-        mixed = ((self.weights * t.same_word) @ self.values_by_head).transpose(1, 2)
-        return (mixed if t.gate is None else mixed * t.gate).flatten(2) @ t.weight.flatten(0, 1)
+        """`sum_h a_hii f_h(x_i)`: the attention of each position to itself (or to its own word)."""
+        if self.same_word is None:
+            assert self.pairs.own is not None, "self parts must have been requested"
+            return self.pairs.own
+        mixed = ((self.edge_weights * self.same_word) @ self.values_by_head).transpose(1, 2)
+        if self.gate is not None:
+            mixed = mixed * self.gate
+        return mixed.flatten(2) @ self.w_o.flatten(0, 1)
 
     def self_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
-        """What each position contributes to itself, the residual included. In cross-attention: the residual alone."""
-        if stage not in self._selves:
-            if stage == "enc":
-                self._selves[stage] = self._after_end(self.self_vectors("ln"))
-            elif stage == "ln":
-                self._selves[stage] = self._after_norm(self.self_vectors("res"))
-            elif not self.tensors.self_attends:
-                residual = self.residual_at(stage)
-                self._selves[stage] = torch.zeros_like(self.tensors.projected) if residual is None else residual
-            else:
-                own = self.carried(self.own, stage)
-                self._selves[stage] = own if stage == "attn" else own + self.tensors.residual
-        return self._selves[stage]
+        """The contribution of each position to itself, with the residual. In cross-attention: the residual alone."""
+        return self.once("self", stage, lambda: self._self_vectors(stage))
+
+    def _self_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
+        if stage == "enc":
+            return self._after_end(self.self_vectors("ln"))
+        if stage == "ln":
+            return self._after_norm(self.self_vectors("res"))
+        if not self.self_attends:
+            residual = self.residual_at(stage)
+            return torch.zeros_like(self.projected) if residual is None else residual
+        own = self.to_stage(self.own, stage)
+        if stage == "attn":
+            return own
+        return own + self.residual
 
     def context_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
-        """The sum of what all *other* positions contribute (cross-attention: all source positions)."""
-        if stage not in self._contexts:
-            t = self.tensors
-            if stage == "enc":
-                found = self._after_end(self.context_vectors("ln"))
-            elif stage == "ln":
-                found = self._after_norm(self.context_vectors("res"))
-            elif stage == "res":
-                found = self.carried(self.context_vectors("attn"), stage)
-            else:
-                found = t.projected if t.bias is None else t.projected - t.bias
-                found = found - self.own if t.self_attends else found
-            self._contexts[stage] = found
-        return self._contexts[stage]
+        """The sum of the contributions of all *other* positions (cross-attention: all source positions)."""
+        return self.once("context", stage, lambda: self._context_vectors(stage))
+
+    def _context_vectors(self, stage: Stage) -> Float[Tensor, "batch query stream"]:
+        if stage == "enc":
+            return self._after_end(self.context_vectors("ln"))
+        if stage == "ln":
+            return self._after_norm(self.context_vectors("res"))
+        if stage == "res":
+            return self.to_stage(self.context_vectors("attn"), stage)
+        context = self.projected
+        if self.bias is not None:
+            context = context - self.bias
+        if self.self_attends:
+            context = context - self.own
+        return context
 
     def mixing_norms(self, stage: Stage) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
         """`‖context‖` and `‖self‖` at a stage."""
-        if stage == "enc" and (self.tensors.end is None or self.tensors.end.norm is None):
+        if stage == "enc" and (self.end is None or self.end.norm is None):
             stage = "ln"
-        stage = "res" if stage == "ln" and self.tensors.norm is None else stage
+        if stage == "ln" and self.norm is None:
+            stage = "res"
         if self._compiled is not None and stage in self._compiled.mixing:
             return self._compiled.mixing[stage]
-        if stage not in self._mixing:  # maps ask for their diagonal, ratios for both
-            own = self.self_vectors(stage).norm(dim=-1)
-            # Nothing happens to the others' vectors on the way into the sum.
-            as_before = stage == "res" and not self.tensors.branch and self.tensors.stream_weights is None
-            context = self.mixing_norms("attn")[0] if as_before else self.context_vectors(stage).norm(dim=-1)
-            self._mixing[stage] = context, own
-        return self._mixing[stage]
+        return self.once("mixing norms", stage, lambda: self._mixing_norms(stage))
+
+    def _mixing_norms(self, stage: Stage) -> tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]:
+        own = self.self_vectors(stage).norm(dim=-1)
+        if stage == "res" and not self.branch and self.stream_weights is None:
+            context, _ = self.mixing_norms("attn")  # nothing happens to the context on the way into the sum
+        else:
+            context = self.context_vectors(stage).norm(dim=-1)
+        return context, own
 
     def part_norms(self, stage: Stage) -> Float[Tensor, "batch query key"]:
         """`‖part_ij‖` at a stage."""
-        t = self.tensors
-        known = self._compiled is not None and not t.branch and stage != "enc"
-        scale = self._compiled.scales.get(stage) if known and self._compiled is not None else self.scales[stage]
+        if self._compiled is not None and not self.branch and stage != "enc":
+            scale = self._compiled.scales.get(stage)
+        else:
+            scale = self.scales[stage]
+        norms = self.pairs.norms[stage]
         # Several stages may share these norms, so they are changed in a copy.
-        norms = t.pairs.norms[stage].clone() if scale is None else t.pairs.norms[stage] * scale.abs()
-        if t.stream_weights is not None and stage != "attn":
-            norms = norms * t.stream_weights.norm(dim=-1, keepdim=True)
-        if t.self_attends and stage != "attn":
-            if t.same_word is None:
-                own = self.mixing_norms(stage)[1]
-            else:
-                assert t.pairs.own is not None, "the diagonal holds what each position gives itself"
-                residual = self.residual_at(stage)
-                own = self.carried(t.pairs.own, stage).add(0 if residual is None else residual).norm(dim=-1)
-            norms.diagonal(dim1=-2, dim2=-1).copy_(own)
+        norms = norms.clone() if scale is None else norms * scale.abs()
+        if self.stream_weights is not None and stage != "attn":
+            norms = norms * self.stream_weights.norm(dim=-1, keepdim=True)
+        if self.self_attends and stage != "attn":
+            norms.diagonal(dim1=-2, dim2=-1).copy_(self._diagonal(stage))
         return norms
 
-    # ---- how far each stage is from what the one before it makes of it -------------------------------------------
+    def _diagonal(self, stage: Stage) -> Float[Tensor, "batch query"]:
+        """`‖part_ii‖`, from its vector: there the residual joins."""
+        if self.same_word is None:
+            return self.mixing_norms(stage)[1]
+        assert self.pairs.own is not None, "self parts must have been requested"
+        own = self.to_stage(self.pairs.own, stage)
+        residual = self.residual_at(stage)
+        if residual is not None:
+            own = own + residual
+        norms: Tensor = own.norm(dim=-1)
+        return norms
+
+    # ---- the distance of each stage from its reconstruction ------------------------------------------------------
 
     def gaps(self) -> Float[Tensor, "stage 2 batch query"]:
         """The norms of the difference and of the model's own vector, at the stages that differ.
@@ -343,63 +357,75 @@ class Block:
         attention output plus residual and the model's sum, at the normalized sum between the normalization of the
         model's sum and the model's result.
         """
-        t = self.tensors
         if self._compiled is not None:
             return self._compiled.gaps
-        arriving = t.projected
-        for step in t.branch:
+        arriving = self.projected
+        for step in self.branch:
             arriving = applied(step, arriving)
-        arriving = in_streams(arriving, t.stream_weights)
-        summed = arriving + t.residual if t.others is None else arriving + t.residual + t.others
-        found = [*self._attention_gap(), *_sizes(summed, t.total)]
-        if t.norm is not None:
-            assert t.normalized is not None, "what a normalization gave is captured with it"
+        summed = in_streams(arriving, self.stream_weights) + self.residual
+        if self.others is not None:
+            summed = summed + self.others
+        norms = [*self._attention_gap(), *_sizes(summed, self.total)]
+        if self.norm is not None:
+            assert self.normalized is not None, "the result of a normalization is captured with it"
             numerator, inverse = self._denominator
-            rebuilt = numerator * inverse if t.norm.weight is None else numerator * inverse * t.norm.weight
-            found += _sizes(rebuilt if t.norm.beta is None else rebuilt + t.norm.beta, t.normalized)
-        stacked: Tensor = torch.stack(found).unflatten(0, (-1, 2))
+            rebuilt = numerator * inverse
+            if self.norm.weight is not None:
+                rebuilt = rebuilt * self.norm.weight
+            if self.norm.beta is not None:
+                rebuilt = rebuilt + self.norm.beta
+            norms += _sizes(rebuilt, self.normalized)
+        stacked: Tensor = torch.stack(norms).unflatten(0, (-1, 2))
         return stacked
 
     def _attention_gap(self) -> list[Float[Tensor, "batch query"]]:
-        """Along random directions, where the difference has its size on average: rebuilding the attention output whole
-        would cost one more product of the model's width squared.
+        """The gap of the attention output, along random directions.
+
+        There the difference has its size on average. Rebuilding the output whole would cost one more product of the
+        model's width squared.
         """
-        t = self.tensors
-        mixed = t.pairs.mixed.flatten(2)
-        if t.output_check is not None:
-            return [t.output_check.gaps(mixed, t.projected)[0], t.projected.norm(dim=-1)]
-        summed = torch.cat([m @ w.flatten(0, 1) for m, w in zip(mixed.chunk(len(t.weights)), t.weights, strict=True)])
-        return _sizes(summed if t.bias is None else summed + t.bias, t.projected)
+        mixed = self.pairs.mixed.flatten(2)
+        if self.output_check is not None:
+            return [self.output_check.gaps(mixed, self.projected)[0], self.projected.norm(dim=-1)]
+        summed = mixed @ self.w_o.flatten(0, 1)
+        if self.bias is not None:
+            summed = summed + self.bias
+        return _sizes(summed, self.projected)
 
     # ---- all of it in one compiled loop --------------------------------------------------------------------------
 
     @cached_property
     def _compiled(self) -> _PerQuery | None:
         """Gaps and norms of a plain, long enough block in one pass over its vectors; None: PyTorch does it."""
-        t = self.tensors
-        wanted = t.pairs.compiled and (t.pairs.own is not None or not t.self_attends)
-        if not wanted or t.branch or t.others is not None or t.output_check is None or t.stream_weights is not None:
+        wanted = self.pairs.compiled and (self.pairs.own is not None or not self.self_attends)
+        if (
+            not wanted
+            or self.branch
+            or self.others is not None
+            or self.output_check is None
+            or self.stream_weights is not None
+        ):
             return None
         rows = compiled_loops().vectors
-        norm, width = t.norm, t.total.shape[-1]
-        zeros, ones = t.total.new_zeros(width), t.total.new_ones(width)
-        out = t.total.new_empty(rows.ROWS, *t.total.shape[:2])
+        norm, width = self.norm, self.total.shape[-1]
+        zeros, ones = self.total.new_zeros(width), self.total.new_ones(width)
+        out = self.total.new_empty(rows.ROWS, *self.total.shape[:2])
 
         def flat(vectors: Tensor) -> Tensor:
             return vectors.flatten(0, 1).contiguous()
 
         run_compiled(
             "per_query",
-            mixed=flat(t.pairs.mixed.flatten(2)),
-            before=t.output_check.before[0],
-            after=t.output_check.after[0],
-            shift=t.output_check.shift[0],
-            summed=flat(t.projected),
-            bias=zeros if t.bias is None else t.bias.contiguous(),
-            own=flat(self.own) if t.self_attends else torch.zeros_like(flat(t.total)),
-            residual=flat(t.residual),
-            total=flat(t.total),
-            normalized=flat(t.total if t.normalized is None else t.normalized),
+            mixed=flat(self.pairs.mixed.flatten(2)),
+            before=self.output_check.before,
+            after=self.output_check.after,
+            shift=self.output_check.shift,
+            summed=flat(self.projected),
+            bias=zeros if self.bias is None else self.bias.contiguous(),
+            own=flat(self.own) if self.self_attends else torch.zeros_like(flat(self.total)),
+            residual=flat(self.residual),
+            total=flat(self.total),
+            normalized=flat(self.total if self.normalized is None else self.normalized),
             gamma=ones if norm is None or norm.weight is None else norm.weight.contiguous(),
             beta=zeros if norm is None or norm.beta is None else norm.beta.contiguous(),
             centred=norm is not None and norm.centred,
@@ -424,6 +450,11 @@ class _PerQuery:
     gaps: Float[Tensor, "stage 2 batch query"]
     mixing: Mapping[Stage, tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]]
     scales: Mapping[Stage, Float[Tensor, "batch query 1"]]
+
+
+def _product(scale: Tensor | None, factor: Tensor) -> Tensor:
+    """A factor times another one, where there is one."""
+    return factor if scale is None else scale * factor
 
 
 def gap(rebuilt: Tensor, observed: Tensor) -> Float[Tensor, "2 batch query"]:

@@ -1,4 +1,4 @@
-"""What a device offers, and how it is asked little: memory, float64, and one copy to the host for many numbers.
+"""Device capabilities, and batched device-to-host copies.
 
 A device works while the host goes on, until the host asks for a number and waits. So whatever the host wants of a block is
 laid side by side and read at once, results travel while the next block is computed, and blocks are as large as memory
@@ -55,18 +55,18 @@ def on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
 
 def doubles_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same numbers in float64 on the host, in one copy and one wait for each device and dtype."""
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for n, tensor in enumerate(tensors):
-        alike.setdefault((tensor.device, tensor.dtype), []).append(n)
+        groups.setdefault((tensor.device, tensor.dtype), []).append(n)
     found = list(tensors)
-    for numbers in alike.values():
+    for numbers in groups.values():
         flat = torch.cat([tensors[n].reshape(-1) for n in numbers]).cpu().double()
         for n, part in zip(numbers, flat.split([tensors[n].numel() for n in numbers]), strict=True):
             found[n] = part.view(tensors[n].shape)
     return found
 
 
-def picked(tensors: Sequence[Tensor], *places: Sequence[int]) -> Sequence[Tensor]:
+def gather_rows(tensors: Sequence[Tensor], *places: Sequence[int]) -> Sequence[Tensor]:
     """`tensor[places]` of tensors of one shape, for a handful of places that the host knows: no index is sent."""
     if tensors and tensors[0].device.type == "cpu":
         index = tuple(map(list, places))
@@ -78,16 +78,16 @@ def picked(tensors: Sequence[Tensor], *places: Sequence[int]) -> Sequence[Tensor
 class HostCopies:
     """Maps on their way to the host while the device goes on: there once the host has waited for anything later.
 
-    `alike` names maps that are another one times a number, but for their diagonal: of these the diagonal alone travels.
+    `diagonal_only` names maps that equal another one times a number, except on the diagonal, which alone travels.
     """
 
-    def __init__(self, values: Mapping[str, Tensor], alike: Mapping[str, tuple[str, float]]) -> None:
+    def __init__(self, values: Mapping[str, Tensor], diagonal_only: Mapping[str, tuple[str, float]]) -> None:
         self._device = next(iter(values.values())).device if values else torch.device("cpu")
         self.immediate = self._device.type == "cpu"  #: nothing travels
-        self._alike = {} if self.immediate else alike
-        whole = {name: value for name, value in values.items() if name not in self._alike}
+        self._diagonal_only = {} if self.immediate else diagonal_only
+        whole = {name: value for name, value in values.items() if name not in self._diagonal_only}
         self._whole = whole if self.immediate else {name: self._sent(value) for name, value in whole.items()}
-        self._diagonals = {name: self._sent(values[name].diagonal(dim1=-2, dim2=-1)) for name in self._alike}
+        self._diagonals = {name: self._sent(values[name].diagonal(dim1=-2, dim2=-1)) for name in self._diagonal_only}
 
     def _sent(self, tensor: Tensor) -> Tensor:
         # Only memory that cannot be moved is written while the host goes on; MPS shares its memory with the host anyway.
@@ -104,7 +104,7 @@ class HostCopies:
     def arrays(self) -> dict[str, np.ndarray]:
         """What has arrived."""
         found = {name: tensor.numpy() for name, tensor in self._whole.items()}
-        for name, (other, factor) in self._alike.items():
+        for name, (other, factor) in self._diagonal_only.items():
             found[name] = found[other] * found[other].dtype.type(factor)
             positions = np.arange(found[name].shape[-1])
             found[name][:, positions, positions] = self._diagonals[name].numpy()

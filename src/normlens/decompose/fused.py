@@ -4,8 +4,7 @@ Fused kernels keep `L_i = log sum_j exp(score_ij)` of each row for a backward pa
 
     alpha_ij = exp(score_ij - L_i),
 
-so mixing ratios, which need `alpha_ii` alone, take memory that is linear in the length, and a kernel that works on tiles
-can make a tile's weights again where it needs them (`decompose.quadratic_kernel`).
+so mixing ratios, which need `alpha_ii` alone, take memory that is linear in the length.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cache
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from normlens.decompose.attention import AttentionInputs, Scratch
@@ -48,28 +47,6 @@ class FusedAttention:
         if self.mask is not None:
             scores = scores + self.mask.diagonal(dim1=-2, dim2=-1)
         return (scores - self.log_sum).exp()
-
-    def weights_at(
-        self, batch: Int[Tensor, " pair"], query: Int[Tensor, " pair"], key: Int[Tensor, " pair"]
-    ) -> Float[Tensor, "pair head"]:
-        """The weights of a few pairs, which the mask must show."""
-        dtype = self.log_sum.dtype
-        q, k = self.query[batch, :, query].to(dtype), self.key[batch, :, key].to(dtype)
-        scores: Tensor = torch.linalg.vecdot(q, k) * self.scaling  # pair head
-        if self.mask is not None:
-            scores = scores + self.mask.expand(len(self.query), -1, -1, -1)[batch, :, query, key]
-        return (scores - self.log_sum[batch, :, query]).exp()
-
-    def row(self, batch: int, query: int) -> Float[Tensor, "head key"]:
-        """All weights of one query by an ordinary softmax, which knows nothing of the kernel's sum."""
-        dtype = self.log_sum.dtype
-        scores = (self.key[batch].to(dtype) @ self.query[batch, :, query].to(dtype).unsqueeze(-1)).squeeze(-1)
-        scores = scores * self.scaling
-        if self.mask is not None:
-            scores = scores + self.mask.expand(len(self.query), -1, -1, -1)[batch, :, query]
-        if self.causal:
-            scores[:, query + 1 :] = -torch.inf
-        return scores.softmax(-1)
 
 
 def attend_fused(inputs: AttentionInputs, scratch: Scratch | None = None) -> FusedAttention | None:

@@ -145,9 +145,9 @@ def gated_pairs(
     return PairResults(
         mixed=(weights @ values).transpose(1, 2) * gate,
         alpha=alpha if request.alpha else None,
-        weights=mean if request.weights else None,
-        total_weight=mean.abs().sum(-1) if request.totals else None,
-        weight_on_self=mean.diagonal(dim1=-2, dim2=-1) if request.own else None,
+        mean_alpha=mean if request.mean_alpha else None,
+        row_sums=mean.abs().sum(-1) if request.row_sums else None,
+        self_alpha=mean.diagonal(dim1=-2, dim2=-1) if request.own else None,
         own=own,
         f_norm=None,
         norms={stage: gated_norms(weights, values, weight, gate, steps[stage]) for stage in request.stages},

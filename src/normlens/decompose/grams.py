@@ -12,22 +12,16 @@ squared per position, out of the layer's twelve.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normlens.decompose.attention import Scratch
 from normlens.decompose.process import run_compiled
-from normlens.decompose.steps import Normalization, Scaling, Step, at_rows, linear
+from normlens.decompose.steps import Normalization, Scaling, Step, linear
 
-if TYPE_CHECKING:
-    from normlens.decompose.fused import FusedAttention
-
-#: The weights of pairs, by their sequences, queries and keys.
-WeightsAt = Callable[[Int[Tensor, " pair"], Int[Tensor, " pair"], Int[Tensor, " pair"]], Float[Tensor, "pair head"]]
 #: Where heads cancel below this share of `(sum_h a_h ‖f_h‖)^2` the quadratic form has lost digits: see `Grams.norms`.
 CANCELLATION = 1 / 200
 #: Numbers of transformed vectors that exist at once on a CPU: they stay in its cache.
@@ -48,25 +42,12 @@ def repeat_values(
 
 
 def f_norms(
-    values: Float[Tensor, "batch kv_head key width"], weights: Sequence[Float[Tensor, "head width model"]]
+    values: Float[Tensor, "batch kv_head key width"], w_o: Float[Tensor, "head width model"]
 ) -> Float[Tensor, "batch head key"]:
     """`‖f_h(x_j)‖` alone, as `v_h (W_h W_h^T) v_h^T`: no vector of the model's width is built."""
-    by_head = repeat_values(values, weights[0].shape[0])
-    rows = zip(by_head.chunk(len(weights)), weights, strict=True)
-    squared: Tensor = torch.linalg.vecdot(torch.cat([row @ (weight @ weight.mT) for row, weight in rows]), by_head)
+    by_head = repeat_values(values, w_o.shape[0])
+    squared: Tensor = torch.linalg.vecdot(by_head @ (w_o @ w_o.mT), by_head)
     return squared.clamp_min(0).sqrt()
-
-
-def transformed(
-    values: Float[Tensor, "head row width"], weights: Sequence[Float[Tensor, "head width model"]]
-) -> Float[Tensor, "head row model"]:
-    """`f_h(x_j)` head by head; of a stack of sites, each has as many rows and weights of its own."""
-    if len(weights) == 1:
-        return torch.bmm(values, weights[0])
-    f = values.new_empty(*values.shape[:2], weights[0].shape[-1])
-    for rows, weight, out in zip(values.chunk(len(weights), 1), weights, f.chunk(len(weights), 1), strict=True):
-        torch.bmm(rows, weight, out=out)
-    return f
 
 
 class Grams:
@@ -74,14 +55,13 @@ class Grams:
 
     With `diagonal`, each position's weight on itself, `own` gets what each position gives itself at the attention output;
     positions from `late` on must be worked out otherwise, since their vectors were gone before their weight was known.
-    The compiled loops and PyTorch lay the matrices out differently, each as it reads them. `weights` are those of one
-    site, or of each row of a stack (`BlockTensors`).
+    The compiled loops and PyTorch lay the matrices out differently, each as it reads them.
     """
 
     def __init__(
         self,
         values: Float[Tensor, "batch kv_head key width"],
-        weights: Sequence[Float[Tensor, "head width model"]],
+        w_o: Float[Tensor, "head width model"],
         stages: Sequence[tuple[Step, ...]],
         diagonal: Float[Tensor, "batch head query"] | None = None,
         *,
@@ -89,10 +69,10 @@ class Grams:
         scratch: Scratch | None = None,
     ) -> None:
         batch, _, keys, _ = values.shape
-        heads, _, model = weights[0].shape
-        self._values, self._weights, self._stages = values, weights, stages
+        heads, _, model = w_o.shape
+        self._values, self._w_o, self._stages = values, w_o, stages
         self._scratch = Scratch() if scratch is None else scratch
-        self._rows = _as_one_step(stages, weights[0]) if compiled else None
+        self._rows = _as_one_step(stages, w_o) if compiled else None
         self._compiled = compiled = self._rows is not None
         self._diagonal = diagonal
         self._done = 0
@@ -114,8 +94,8 @@ class Grams:
             return self._lengths[stage]
         return self._lengths[:, :, stage].mT
 
-    def reach(self, keys: int, known: int) -> None:
-        """Work out the keys before `keys`; the diagonal is known for the positions before `known`."""
+    def extend_to(self, keys: int, known: int) -> None:
+        """Compute the matrices of the keys before `keys`; the diagonal is known for the positions before `known`."""
         first = self._done
         if keys <= first:
             return
@@ -131,14 +111,13 @@ class Grams:
         """The keys from `first` on by the compiled loop; a row is one key of one sequence."""
         assert self._rows is not None
         factors, centred, changed = self._rows
-        (weight,) = self._weights
-        heads, _, model = weight.shape
+        heads, _, model = self._w_o.shape
         new = repeat_values(self._values[:, :, first:keys], heads).transpose(0, 1).flatten(1, 2)  # head row width
         step = max(1, CPU_BLOCK_NUMBERS // (heads * model))
         for start in range(0, new.shape[1], step):
             rows = new[:, start : start + step]
             f = self._scratch.take("vectors", (heads, rows.shape[1], model), rows)
-            torch.bmm(rows, weight, out=f)
+            torch.bmm(rows, self._w_o, out=f)
             run_compiled(
                 "grams",
                 f=f,
@@ -157,14 +136,14 @@ class Grams:
 
     def _build(self, first: int, keys: int, owned: int) -> None:
         """The keys from `first` on by PyTorch, some keys of all sequences at a time: a row is a key of one sequence."""
-        (heads, _, model), batch = self._weights[0].shape, self._values.shape[0]
+        (heads, _, model), batch = self._w_o.shape, self._values.shape[0]
         device = self._values.device
         most = CPU_BLOCK_NUMBERS if device.type == "cpu" else self._scratch.block_numbers(device)
         step = max(1, most // (heads * model * batch))
         for start in range(first, keys, step):
             stop = min(keys, start + step)
             values = repeat_values(self._values[:, :, start:stop], heads).transpose(0, 1).flatten(1, 2)
-            f = transformed(values, self._weights).unflatten(1, (batch, -1))  # head batch key model
+            f = torch.bmm(values, self._w_o).unflatten(1, (batch, -1))  # head batch key model
             for n, steps in enumerate(self._stages):
                 vectors = linear(steps, f).flatten(1, 2).transpose(0, 1)  # row head model
                 self._matrices[:, start:stop, n] = torch.bmm(vectors, vectors.mT).unflatten(0, (batch, -1))
@@ -186,8 +165,8 @@ class Grams:
         `weights` holds the queries from `start` on and the keys that they see, which must have been reached; the result
         goes to their place in `out`. The quadratic form's rounding error is at most about
         `eps (sum_h |a_h| ‖f_h‖)^2`. Where the heads cancel so far that this shows in the root (below `CANCELLATION` of
-        that square), the pair is worked out again from its vectors in float64 (on another device it is -1 until `mend`, if
-        `digits_lost`); everywhere else the relative error of the norm stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
+        that square), the pair is worked out again from its vectors in float64 (on another device it is -1 until
+        `recompute_cancelled`). Elsewhere the relative error stays below `eps / (2 CANCELLATION)`, 6e-6 in float32.
         """
         batch, _, queries, keys = weights.shape
         here = out[:, :, start : start + queries, :keys]
@@ -207,57 +186,41 @@ class Grams:
             lost = _quadratic_norms(weights, self._matrices[:, :keys], self._lengths[:, :keys], here)
         if lost.device.type == "cpu":
             if bool(lost.any()):
-                self.mend(weights, start, out)
+                self.recompute_cancelled(weights, start, out)
         else:
             found = lost.any()
             self._lost = found if self._lost is None else self._lost | found
 
-    def digits_lost(self) -> bool:
-        """Whether there are pairs for `mend` since this was asked last: of another device, one wait for all blocks."""
+    def has_cancellation(self) -> bool:
+        """Whether pairs lost digits since the last call; of another device, one wait for all blocks."""
         lost, self._lost = self._lost, None
         return lost is not None and bool(lost)
 
-    def mend(
+    def recompute_cancelled(
         self,
         weights: Float[Tensor, "batch head block seen"],
         start: int,
         out: Float[Tensor, "stage batch query key"],
     ) -> None:
-        """Work out again what `norms` of the same block has lost."""
-        here = out[:, :, start : start + weights.shape[2], : weights.shape[3]]
-        self._recompute(lambda batch, query, key: weights[batch, :, query, key], here)
+        """Compute the pairs that lost digits in `norms` of the same block from their vectors.
 
-    def fused_norms(
-        self,
-        fused: FusedAttention,
-        kernel: Callable[..., Tensor],
-        out: Float[Tensor, "stage batch query key"],
-        mean: Float[Tensor, "batch query key"] | None,
-    ) -> None:
-        """The same by a kernel that makes the weights again (`decompose.quadratic_kernel`), and their mean over heads."""
-        assert not self._compiled, "the kernel reads the matrices as PyTorch lays them out"
-        lost = kernel(fused, self._matrices, self._lengths, CANCELLATION, out, mean)
-        if bool(lost):
-            self._recompute(fused.weights_at, out)
-
-    def _recompute(self, weights_at: WeightsAt, out: Float[Tensor, "stage batch block seen"]) -> None:
-        """Work out the pairs whose digits were lost from their vectors, in float64 on the host: not every device has it."""
-        heads, groups = self._weights[0].shape[0], self._values.shape[1]
+        This is done in float64 on the host: not every device has it.
+        """
+        block = out[:, :, start : start + weights.shape[2], : weights.shape[3]]
+        heads, groups = self._w_o.shape[0], self._values.shape[1]
         kv_head = torch.arange(heads, device=out.device) // (heads // groups)
-        for steps, norms in zip(self._stages, out, strict=True):
+        for steps, norms in zip(self._stages, block, strict=True):
             lost = (norms < 0).nonzero()
             if not len(lost):
                 continue
-            steps = tuple(step.to(torch.float64, torch.device("cpu")) for step in steps)
-            site = lost[:, 0] * len(self._weights) // len(norms)
-            for n, weight in enumerate(self._weights):
-                matrix = weight.cpu().double().flatten(0, 1)
-                for pairs in lost[site == n].split(256):
-                    batch, query, key = pairs.unbind(-1)
-                    v = self._values[batch[:, None], kv_head, key[:, None]].cpu().double()
-                    parts = (weights_at(batch, query, key).cpu().double().unsqueeze(-1) * v).flatten(1) @ matrix
-                    mine = [at_rows(step, batch.tolist()) for step in steps]
-                    norms[batch, query, key] = linear(mine, parts).norm(dim=-1).to(norms)
+            on_host = [step.to(torch.float64, torch.device("cpu")) for step in steps]
+            matrix = self._w_o.cpu().double().flatten(0, 1)
+            for pairs in lost.split(256):
+                batch, query, key = pairs.unbind(-1)
+                v = self._values[batch[:, None], kv_head, key[:, None]].cpu().double()
+                a = weights[batch, :, query, key].cpu().double()
+                parts = (a.unsqueeze(-1) * v).flatten(1) @ matrix
+                norms[batch, query, key] = linear(on_host, parts).norm(dim=-1).to(norms)
 
 
 def _as_one_step(stages: Sequence[tuple[Step, ...]], weight: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -63,26 +63,26 @@ def weighted_sums(
     f: Float[Tensor, "head key width"],
 ) -> Float[Tensor, "query key width"]:
     """`sum_h a_hij f_hj` of a rectangle, for vectors by head and key that do not depend on the query."""
-    weights = block.weights[chosen.row, :, chosen.queries, chosen.keys].permute(2, 1, 0)  # key query head
+    weights = block.edge_weights[chosen.row, :, chosen.queries, chosen.keys].permute(2, 1, 0)  # key query head
     return (weights @ f.transpose(0, 1)).transpose(0, 1)
 
 
 def head_vectors(block: Block, chosen: PairBlock) -> Float[Tensor, "head key model"]:
     """`f_h(x_j)` of a rectangle's keys."""
-    return block.values_by_head[chosen.row, :, chosen.keys] @ block.tensors.weight
+    return block.values_by_head[chosen.row, :, chosen.keys] @ block.w_o
 
 
 def attention_parts(block: Block, chosen: PairBlock) -> Float[Tensor, "query key model"]:
     """`sum_h a_hij f_h(x_j)` of a rectangle, at the attention output."""
-    t = block.tensors
-    if t.gate is None:
+
+    if block.gate is None:
         return weighted_sums(block, chosen, head_vectors(block, chosen))
     # A gate makes f depend on the query: the values are gated one query at a time.
-    weights = block.weights[chosen.row, :, chosen.queries, chosen.keys]  # head query key
+    weights = block.edge_weights[chosen.row, :, chosen.queries, chosen.keys]  # head query key
     values = block.values_by_head[chosen.row, :, chosen.keys]  # head key width
-    gate = t.gate[chosen.row, chosen.queries]  # query head width
+    gate = block.gate[chosen.row, chosen.queries]  # query head width
     gated = torch.einsum("hqk,hkc,qhc->qkhc", weights, values, gate)
-    return gated.flatten(2) @ t.weight.flatten(0, 1)
+    return gated.flatten(2) @ block.w_o.flatten(0, 1)
 
 
 def carried_parts(block: Block, chosen: PairBlock, stage: Stage) -> Float[Tensor, "query key stream"]:
@@ -91,11 +91,11 @@ def carried_parts(block: Block, chosen: PairBlock, stage: Stage) -> Float[Tensor
     scale = block.scales[stage]
     if scale is not None:
         parts = parts * scale[chosen.row, chosen.queries].unsqueeze(1)
-    weights = block.tensors.stream_weights
+    weights = block.stream_weights
     if weights is not None and stage != "attn":
         parts = in_streams(parts, weights[chosen.row, chosen.queries].unsqueeze(1))
     residual = block.residual_at(stage)
-    if residual is not None and block.tensors.self_attends:
+    if residual is not None and block.self_attends:
         own = chosen.diagonal()
         at = torch.arange(own.start, own.stop, device=parts.device)
         parts[at - chosen.queries.start, at - chosen.keys.start] += residual[chosen.row, own]
@@ -106,7 +106,7 @@ def filled(
     block: Block, width: int, compute: Callable[[PairBlock], Float[Tensor, "query key"]]
 ) -> Float[Tensor, "batch query key"]:
     """A map of one number per pair, worked out rectangle by rectangle; zero where there is no weight."""
-    weights = block.weights
+    weights = block.edge_weights
     found = weights.new_zeros(weights.shape[0], *weights.shape[2:])
     for chosen in pair_blocks(weights, width):
         found[chosen.row, chosen.queries, chosen.keys] = compute(chosen)
@@ -132,7 +132,7 @@ def alti(block: Block) -> tuple[Float[Tensor, "batch query key"], Float[Tensor, 
         y.shape[-1],
         lambda chosen: nearer(y[chosen.row, chosen.queries].unsqueeze(1), carried_parts(block, chosen, "ln")),
     )
-    residual = None if block.tensors.self_attends else block.residual_at("ln")
+    residual = None if block.self_attends else block.residual_at("ln")
     beside = y.new_zeros(y.shape[:2]) if residual is None else nearer(y, residual)
     total = found.sum(-1) + beside
     safe = torch.where(total > 0, total, torch.ones_like(total))
@@ -145,22 +145,22 @@ def projection(block: Block) -> tuple[Float[Tensor, "batch query key"], Float[Te
     No part vector is needed: `part_ij · y_i = scale_i sum_h a_hij v_hj · W_h L^T y_i`, with `L` what no input changes of
     the way to the end of the block. Rows add up to 1 less what belongs to the biases.
     """
-    t, y = block.tensors, block.output
+    y = block.output
     size = y.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
     towards = torch.einsum(
-        "hcd,bqd->bhqc", t.weight, transposed(block.steps["ln"], out_of_streams(y, t.stream_weights))
+        "hcd,bqd->bhqc", block.w_o, transposed(block.steps["ln"], out_of_streams(y, block.stream_weights))
     )
-    if t.gate is not None:
-        towards = towards * t.gate.transpose(1, 2)
-    found = y.new_zeros(*y.shape[:2], t.values.shape[2])
-    for head in range(t.weight.shape[0]):
-        found += block.weights[:, head] * (towards[:, head] @ block.values_by_head[:, head].mT)
+    if block.gate is not None:
+        towards = towards * block.gate.transpose(1, 2)
+    found = y.new_zeros(*y.shape[:2], block.values.shape[2])
+    for head in range(block.w_o.shape[0]):
+        found += block.edge_weights[:, head] * (towards[:, head] @ block.values_by_head[:, head].mT)
     scale = block.scales["ln"]
     found = found / size.unsqueeze(-1) if scale is None else found * (scale / size.unsqueeze(-1))
     residual = block.residual_at("ln")
     assert residual is not None, "the end of the block has the residual"
     beside = (residual * y).sum(-1) / size
-    if t.self_attends:
+    if block.self_attends:
         found.diagonal(dim1=-2, dim2=-1).add_(beside)
     return found, beside
 

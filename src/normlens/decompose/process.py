@@ -90,7 +90,7 @@ def _start_threads() -> int:
 
 
 @cache
-def settle_heap() -> None:
+def raise_mmap_threshold() -> None:
     """Ask once for a large block, and let it go untouched.
 
     glibc returns the top of its heap to the system as soon as enough of it is free, which in a model is so in every
@@ -100,7 +100,7 @@ def settle_heap() -> None:
     torch.empty(_THRESHOLD_BYTES, dtype=torch.uint8)
 
 
-class WhileNeeded:
+class SharedSetting:
     """A setting of the whole process, on while any pass needs it: two threads must not put it back for each other."""
 
     def __init__(self, turn_on: Callable[[ExitStack], None]) -> None:
@@ -127,4 +127,4 @@ def _products_in_full(undo: ExitStack) -> None:
 
 
 #: Inside the block products are not rounded to ten bits.
-products_in_full = WhileNeeded(_products_in_full)
+products_in_full = SharedSetting(_products_in_full)

@@ -1,15 +1,14 @@
 """The steps that a vector may take between the output projection and the residual stream.
 
-One description for everybody: the anatomy fills it with the model's own parameters, `to` makes a working copy in the
-dtype of the computation. A normalization divides by a number that depends on the whole sum; once that number is known it
-is linear, so it can be given to each part alone: `part -> gamma * (part - mean(part)) / s`.
+The anatomy fills these descriptions with the model's own parameters; `to` makes a working copy in the dtype of the
+computation. A normalization divides by a number that depends on the whole sum; once that number is known it is linear, so
+it can be applied to each part alone: `part -> gamma * (part - mean(part)) / s`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -20,15 +19,15 @@ from torch import Tensor
 class Normalization:
     """`gamma * (y - mean(y) if centred) / s(y) + beta`, with `s(y) = sqrt(mean square of the numerator + eps)`."""
 
-    weight: Float[Tensor, "*row model"] | None  # rows: see `stacked`
-    beta: Float[Tensor, "*row model"] | None
+    weight: Float[Tensor, " model"] | None
+    beta: Float[Tensor, " model"] | None
     centred: bool
     eps: float
     offset: float = 0.0  # gamma = offset + weight: some families scale by 1 + weight
     path: str = ""  # where it stands in the model, for people
 
     @property
-    def gamma(self) -> Float[Tensor, "*row model"] | None:
+    def gamma(self) -> Float[Tensor, " model"] | None:
         """The scale by coordinate, or None where there is none."""
         if self.weight is None or self.offset == 0:
             return self.weight
@@ -62,7 +61,7 @@ class Scaling:
 class Shift:
     """Addition of a constant vector: a bias, which belongs to no input."""
 
-    vector: Float[Tensor, "*row model"]
+    vector: Float[Tensor, " model"]
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Shift:
         """A working copy."""
@@ -84,39 +83,6 @@ def _copy(tensor: Tensor, dtype: torch.dtype, device: torch.device | None) -> Te
 
 
 Step = Normalization | Scaling | Shift
-AnyStep = TypeVar("AnyStep", bound=Step)
-
-
-def form(step: Step) -> tuple[object, ...] | None:
-    """What steps must have in common to be stacked; None for one that has anything but plain vectors."""
-    found: list[object] = [type(step)]
-    for name, value in vars(step).items():
-        if isinstance(value, Tensor) and value.ndim != 1:
-            return None
-        if name != "path" and not isinstance(value, Step):
-            found.append((name, value.shape if isinstance(value, Tensor) else value))
-    return tuple(found)
-
-
-def stacked(steps: Sequence[AnyStep]) -> AnyStep:
-    """Steps of one form as one, for a batch with a row of vectors for each: its tensors are (row, 1, model)."""
-    first = {name: value for name, value in vars(steps[0]).items() if not isinstance(value, Step)}
-    each = {
-        name: torch.stack([getattr(step, name) for step in steps]).unsqueeze(1)
-        for name, value in first.items()
-        if isinstance(value, Tensor)
-    }
-    return type(steps[0])(**{**first, **each})
-
-
-def at_rows(step: Step, rows: Sequence[int]) -> Step:
-    """The step for single vectors, each from the named row of the batch."""
-    each = {
-        name: value[list(rows), 0]
-        for name, value in vars(step).items()
-        if isinstance(value, Tensor) and value.ndim == 3
-    }
-    return replace(step, **each) if each else step  # type: ignore[arg-type]
 
 
 def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
@@ -168,7 +134,7 @@ def scale_through(steps: Sequence[Step], y: Float[Tensor, "*any model"]) -> Floa
 
 
 def with_vectors(steps: Sequence[Step], y: Float[Tensor, "*any model"]) -> Iterator[tuple[Step, Tensor]]:
-    """Each step, and what `y` is when it gets there; nobody asks what becomes of it in the last one."""
+    """Yield each step with the vector that enters it."""
     for n, step in enumerate(steps):
         yield step, y
         if n + 1 < len(steps):

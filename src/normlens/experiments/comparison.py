@@ -13,7 +13,7 @@ from normlens.experiments import kobayashi2021
 from normlens.experiments.encoder_study import MASKED, PAIR_CATEGORIES, EncoderStudy, facts, present, shares, whole
 from normlens.experiments.outcome import Number, Outcome, Picture, Table
 from normlens.experiments.published import PublishedNumbers
-from normlens.measures import BLOCK_MAPS, MEASURES, MIXING
+from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
 

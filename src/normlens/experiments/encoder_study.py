@@ -20,7 +20,7 @@ from normlens.corpus.running.result import CorpusResult
 from normlens.corpus.running.run import Progress, open_reader
 from normlens.errors import InputError
 from normlens.experiments.outcome import facts_of
-from normlens.files.writing import is_there
+from normlens.io.writing import is_there
 from normlens.lens import Lens
 
 #: Where the paper's words and the authors' code disagree.

@@ -24,7 +24,7 @@ from normlens.experiments.encoder_study import (
 )
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
 from normlens.experiments.published import PublishedNumbers, published_text
-from normlens.measures import BLOCK_MAPS, MEASURES, MIXING
+from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots import plot_maps
 from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.points import Cloud, plot_points

@@ -18,20 +18,20 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from normlens.analysis import Analysis, SiteAnalysis, row_shares
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
 from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_line
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
-from normlens.files.seals import content_digest
+from normlens.inputs.encoding import TextEncoder
+from normlens.inputs.tokens import is_special, readable
+from normlens.io.seals import content_digest
 from normlens.lens import Lens
-from normlens.measures import MEASURES
+from normlens.measures.table import MEASURES
 from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.provenance import versions
-from normlens.text.encoding import TextEncoder
-from normlens.text.tokens import is_special, readable
+from normlens.results.analysis import Analysis, SiteAnalysis, row_shares
 
 NAME = "kobayashi2024"
 #: A map costs about half as many feed-forward passes as there are tokens, so the defaults are small.

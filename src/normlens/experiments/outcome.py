@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from normlens.experiments.published import Published
-from normlens.files.writing import writable_folder, write_json, write_table, write_text
+from normlens.io.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
 
 RESULTS, REPORT, FIGURES, TABLES = "results.json", "report.html", "figures", "tables"

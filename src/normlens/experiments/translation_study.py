@@ -23,11 +23,11 @@ from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.parallel_files import read_parallel
 from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
-from normlens.capture import SiteResult
 from normlens.errors import InputError
-from normlens.files.seals import file_digest
-from normlens.files.writing import is_there
+from normlens.io.seals import file_digest
+from normlens.io.writing import is_there
 from normlens.lens import Lens
+from normlens.measures.run import SiteResult
 from normlens.provenance import versions
 
 #: What stands for weights and norms: summed over heads, and head by head.

@@ -28,7 +28,7 @@ from normlens.faithfulness.protocols import (
 )
 from normlens.faithfulness.ranking import TIES
 from normlens.faithfulness.samples import Sample
-from normlens.files.writing import write_bytes
+from normlens.io.writing import write_bytes
 from normlens.provenance import versions
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from normlens.experiments.report import template
 from normlens.faithfulness.published_scores import beside, recipe
 from normlens.faithfulness.studies import Study
 from normlens.faithfulness.verdicts import OURS, ranking, verdict
-from normlens.files.writing import writable_folder, write_json, write_table, write_text
+from normlens.io.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
 from normlens.plots.estimates import Panel, plot_estimates
 

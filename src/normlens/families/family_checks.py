@@ -24,14 +24,14 @@ from normlens.anatomy.examine import backbone, few_tokens
 from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
-from normlens.capture import SiteResult
-from normlens.decompose.block import Block, BlockTensors
+from normlens.decompose.block import Block
 from normlens.decompose.steps import Normalization, Scaling
 from normlens.errors import AnatomyError, DecompositionError, NormlensError
 from normlens.families.tiny import families, tiny_inputs, tiny_model
 from normlens.lens import Lens
-from normlens.proof import TOLERANCE, Subject, prove_sums
-from normlens.request import Request
+from normlens.measures.proof import TOLERANCE, Subject, prove_sums
+from normlens.measures.request import Request
+from normlens.measures.run import SiteResult
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,9 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
         settings = Request.of(lens.anatomy)
         alphas: list[tuple[SiteResult, Tensor]] = []
 
-        def take(result: SiteResult, block: Block | None, alphas: list[tuple[SiteResult, Tensor]] = alphas) -> None:
+        def take(result: SiteResult, block: Block, alphas: list[tuple[SiteResult, Tensor]] = alphas) -> None:
             errors.append(float(result.proof.max()))
-            if block is not None:  # in the padded batch all have their own
-                check_heads(family, result, block)
+            check_heads(family, result, block)
             alphas.append((result, result.values["alpha"].clone()))
 
         inputs = tiny_inputs(model, padded=padded)
@@ -137,7 +136,7 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
         "exact",
         "",
         proof=max(errors),
-        output=lens.output_gap,
+        output=lens.max_output_error,
         alpha=max(known) if len(known) == len(differences) else None,
         sites={kind: len(anatomy.of(kind)) for kind in anatomy.kinds},
         norm=_distinct(site.placement for site in anatomy.sites),
@@ -201,14 +200,12 @@ def check_all_captured(lens: Lens) -> None:
 
 def check_heads(family: str, result: SiteResult, block: Block) -> None:
     """With the heads rotated by one, the sum must not come out right."""
-    t = block.tensors
-    if t.weight.shape[0] < 2:
+    if block.w_o.shape[0] < 2:
         return  # one head has no order
-    wrong = Block(with_rotated_heads(t))
     where = f"{result.kind} layer {result.layer}"
     subject = Subject(family, where, "attention", torch.float32)
     try:
-        prove_sums(wrong, result.query_mask, subject)
+        prove_sums(with_rotated_heads(block), result.query_mask, subject)
     except DecompositionError:
         return
     raise DecompositionError(
@@ -217,9 +214,9 @@ def check_heads(family: str, result: SiteResult, block: Block) -> None:
     )
 
 
-def with_rotated_heads(tensors: BlockTensors) -> BlockTensors:
+def with_rotated_heads(block: Block) -> Block:
     """The same site with its output projection's heads in a wrong order."""
-    return replace(tensors, weights=(tensors.weight.roll(1, dims=0),), output_check=None)
+    return replace(block, w_o=block.w_o.roll(1, dims=0), output_check=None)
 
 
 def _notes(anatomy: Anatomy, model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import xarray as xr
 from matplotlib.figure import Figure
 
-from normlens.measures import HEAD_MAPS, MAPS, MIXING
+from normlens.measures.table import HEAD_MAPS, MAPS, MIXING
 from normlens.plots.arrays import OwnPart, chosen_layers, numbering
 from normlens.plots.head_maps import plot_heads
 from normlens.plots.maps import plot_map, plot_maps
@@ -17,7 +17,7 @@ from normlens.plots.mixing import plot_mixing
 from normlens.plots.sheet import save_figure
 
 if TYPE_CHECKING:  # drawing needs no model library, and importing Analysis would bring one
-    from normlens.analysis import Analysis
+    from normlens.results.analysis import Analysis
 
 #: More thumbnails than this are too small to look at; layers are then left out evenly.
 MOST_THUMBNAILS = 200

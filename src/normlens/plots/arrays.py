@@ -9,9 +9,9 @@ import numpy as np
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.measures import MEASURES
+from normlens.inputs.tokens import is_byte_level, readable_tokens
+from normlens.measures.table import MEASURES
 from normlens.plots.fonts import printable
-from normlens.text.tokens import is_byte_level, readable_tokens
 
 #: How what a position gives to itself is drawn: like the rest, in grey and outside the scale, or not at all.
 OwnPart = Literal["shown", "faded", "hidden"]
@@ -122,7 +122,7 @@ def title_of(measure: object) -> str:
 
 def is_weight(measure: object) -> bool:
     """Is the measure made of attention weights, which are shares, rather than of norms?"""
-    return str(measure) in MEASURES and MEASURES[str(measure)].weights
+    return str(measure) in MEASURES and MEASURES[str(measure)].is_weight
 
 
 def colour_bar_label(
@@ -135,7 +135,7 @@ def colour_bar_label(
     """
     known = MEASURES.get(str(measure))
     # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
-    difference = below_zero and known is not None and not known.weights and not known.signed
+    difference = below_zero and known is not None and not known.is_weight and not known.signed
     name = ("difference in " if difference else "") + title_of(measure) + (", root scale" if root else "")
     equation = "" if known is None else (known.cross_equation if cross else None) or known.equation
     formula = " / ".join(part for part in (equation, "row sum" if row_shares else "") if part)

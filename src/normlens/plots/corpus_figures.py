@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.measures import quantity_label
+from normlens.measures.table import quantity_label
 from normlens.plots.colours import (
     Scale,
     category_style,

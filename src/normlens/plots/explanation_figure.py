@@ -40,7 +40,7 @@ from normlens.plots.sheet import (
 from normlens.viewer.explanation_page import SIDES, output_names, side_tokens
 
 if TYPE_CHECKING:  # drawing needs no model library, and importing Explanation would bring one
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 #: The width in inches of a page with two columns of text.
 WIDTH = 6.6

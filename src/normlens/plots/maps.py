@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.measures import MAPS
+from normlens.measures.table import MAPS
 from normlens.plots.arrays import (
     OwnPart,
     arranged,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.measures import MEASURES, MIXING
+from normlens.measures.table import MEASURES, MIXING
 from normlens.plots.arrays import arranged, is_weight, numbering, numbers, title_of, token_labels
 from normlens.plots.cells import draw_cells, label_tokens, written_size
 from normlens.plots.colours import Scale, scale_of

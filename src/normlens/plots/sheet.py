@@ -25,7 +25,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 
 from normlens.errors import InputError
-from normlens.files.writing import whole_file
+from normlens.io.writing import whole_file
 from normlens.plots.colours import Scale, short
 from normlens.plots.fonts import families, printable
 

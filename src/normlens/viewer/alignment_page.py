@@ -20,9 +20,9 @@ from normlens.alignment.marked_text import MarkedText, Piece, ProjectedText
 from normlens.alignment.projection import covered_words
 from normlens.alignment.scoring import Counts
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES
-from normlens.text.tokens import is_special, readable_tokens, words_by_marks
-from normlens.text.words import Span
+from normlens.inputs.tokens import is_special, readable_tokens, words_by_marks
+from normlens.inputs.words import Span
+from normlens.measures.table import MAPS, MEASURES
 from normlens.viewer.packed_arrays import pack_layers
 
 if TYPE_CHECKING:

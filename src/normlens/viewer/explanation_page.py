@@ -12,14 +12,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from normlens.anatomy.kinds import KIND_TITLES, KINDS
 from normlens.errors import InputError
-from normlens.measures import KIND_TITLES, KINDS
-from normlens.text.tokens import readable_tokens, sentence
+from normlens.inputs.tokens import readable_tokens, sentence
 from normlens.viewer.packed_arrays import pack_layers
 from normlens.viewer.page_data import FORMAT, TEXTS, VERSION, axis_data, flat_record, numbers_of, plain, title_of, utf8
 
 if TYPE_CHECKING:
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 #: Only the strongest edges are stored, so many of each kind, shared out among the steps; the page says what is left out.
 STORED_EDGES = 60_000

@@ -12,7 +12,7 @@ from normlens.viewer.explanation_page import SIDES, output_names, side_tokens
 from normlens.viewer.page_data import utf8
 
 if TYPE_CHECKING:
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 #: A notebook is no place for more; the viewer has them all.
 MOST_TOKENS = 2000

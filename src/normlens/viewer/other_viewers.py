@@ -9,13 +9,13 @@ import numpy as np
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.measures import MEASURES
-from normlens.text.tokens import readable_tokens
+from normlens.inputs.tokens import readable_tokens
+from normlens.measures.table import MEASURES
 
 if TYPE_CHECKING:
     import torch
 
-    from normlens.explanation import Explanation
+    from normlens.results.explanation import Explanation
 
 
 def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _layers(data: xr.Dataset, measure: str) -> list[torch.Tensor]:
     import torch  # BertViz takes tensors; nothing else here needs them
 
     values = _per_head(data, measure)
-    if not (measure in MEASURES and MEASURES[measure].weights):
+    if not (measure in MEASURES and MEASURES[measure].is_weight):
         sums = values.sum("key")
         values = values / sums.where(sums > 0, 1.0)
     return [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.files.writing import write_text
+from normlens.io.writing import write_text
 
 #: What could end the data block or be read as a line end by a script; all stand inside JSON strings, where an escape
 #: means the same character.

@@ -14,14 +14,15 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from normlens.anatomy.kinds import KIND_TITLES, KINDS, Kind
 from normlens.errors import InputError
-from normlens.measures import HEAD_MAPS, KIND_TITLES, KINDS, MAPS, MEASURES, MIXING, Kind
-from normlens.text.tokens import is_special, readable_tokens, sentence, words_by_marks
+from normlens.inputs.tokens import is_special, readable_tokens, sentence, words_by_marks
+from normlens.measures.table import HEAD_MAPS, MAPS, MEASURES, MIXING
 from normlens.viewer.alignment_page import suggested_alignment
 from normlens.viewer.packed_arrays import Encoding, pack_layers
 
 if TYPE_CHECKING:
-    from normlens.analysis import Analysis
+    from normlens.results.analysis import Analysis
 
 FORMAT = "normlens-view"
 VERSION = 2
@@ -89,8 +90,8 @@ def _measure_text(name: str) -> dict[str, Any]:
     return {
         "name": measure.title if measure.is_map else f"{measure.title.capitalize()} {measure.equation}",
         "short": measure.title if measure.is_map else measure.equation,
-        "says": measure.says,
-        "family": "weight" if measure.weights else "norm",
+        "says": measure.description,
+        "family": "weight" if measure.is_weight else "norm",
         "perHead": "head" in measure.axes,
     }
 

@@ -25,7 +25,7 @@ from normlens.corpus.running.result import CorpusResult
 from normlens.corpus.running.run import open_reader
 from normlens.corpus.running.tables import tables_of
 from normlens.lens import Lens
-from normlens.measures import BLOCK_MAPS
+from normlens.measures.table import BLOCK_MAPS
 
 from ...reference.corpus_statistics import slow_values
 from ..conftest import RANKS, TABLES, WORDS, paragraphs, same, tiny_tokenizer

@@ -13,7 +13,7 @@ from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.reading.records import Columns
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
-from normlens.measures import BLOCK_MAPS
+from normlens.measures.table import BLOCK_MAPS
 
 from ...alignment.models_for_tests import SENTENCES, lens
 from ...reference.corpus_statistics import slow_two_sided

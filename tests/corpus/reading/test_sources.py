@@ -14,7 +14,7 @@ from normlens.corpus.reading.records import Columns
 from normlens.corpus.reading.sources import WantedRows, named_paths, readable_sources
 from normlens.corpus.running import run as running
 from normlens.errors import InputError
-from normlens.files.remote import RemotePath
+from normlens.io.remote import RemotePath
 from normlens.lens import Lens
 from tests.corpus.conftest import paragraphs, same
 

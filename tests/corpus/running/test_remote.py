@@ -12,9 +12,9 @@ import pytest
 import normlens
 from normlens.corpus.running import run as running
 from normlens.errors import InputError
-from normlens.files import remote
-from normlens.files.remote import path_of
-from normlens.files.writing import whole_file
+from normlens.io import remote
+from normlens.io.remote import path_of
+from normlens.io.writing import whole_file
 
 from ..conftest import RANKS, paragraphs, same
 

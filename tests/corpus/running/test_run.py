@@ -16,7 +16,7 @@ from normlens.corpus.running import run as running
 from normlens.corpus.running import shards
 from normlens.corpus.running.result import CorpusResult
 from normlens.errors import InputError
-from normlens.files.writing import whole_file
+from normlens.io.writing import whole_file
 from normlens.lens import Lens
 
 from ..conftest import RANKS, paragraphs, same, tiny_roberta, tiny_tokenizer

@@ -13,7 +13,7 @@ import pytest
 from normlens.corpus.running import run as running
 from normlens.corpus.running.run_folder import RunFolder
 from normlens.errors import InputError
-from normlens.files.writing import only_user
+from normlens.io.writing import only_user
 
 from ..conftest import TABLES, paragraphs, same
 

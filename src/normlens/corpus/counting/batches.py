@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normlens.corpus.accumulators.moments import Moments
 from normlens.corpus.reading.sequences import TokenSequence
-from normlens.text.encoding import pad_rows
+from normlens.inputs.encoding import pad_rows
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normlens.anatomy.description import KINDS
-from normlens.capture import SiteResult
+from normlens.anatomy.kinds import KINDS
 from normlens.corpus.accumulators.histogram import BinNumbers, Histogram
 from normlens.corpus.accumulators.moments import Moments, Pearson, RelativePositionMeans
 from normlens.corpus.accumulators.sample import lowest_priorities
@@ -19,7 +18,8 @@ from normlens.corpus.counting import compiled
 from normlens.corpus.counting.batches import Batch, QuerySums, Side, product_sums
 from normlens.corpus.counting.plan import binning_of, has_heads, level_of
 from normlens.corpus.counting.statistics import CorpusStatistics, SiteStatistics
-from normlens.measures import MIXING
+from normlens.measures.run import SiteResult
+from normlens.measures.table import MIXING
 
 #: Columns of equal length, one row per token or pair.
 Rows = dict[str, np.ndarray]
@@ -35,7 +35,7 @@ class BatchCounter:
         self._by_layer: dict[tuple[str, str], list[Float[np.ndarray, "batch position"]]] = {}
 
     def update(self, result: SiteResult) -> None:
-        """Take in one site of the batch."""
+        """OnSite in one site of the batch."""
         self._statistics.proof = max(self._statistics.proof, float(result.proof.max()))
         self._layers.setdefault(result.kind, []).append(result.layer)
         for name, sums in _SiteCounter(self._statistics, self._batch, result).count().items():

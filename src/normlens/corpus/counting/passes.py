@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from normlens.capture import SiteResult
 from normlens.corpus.counting.batches import Batch
 from normlens.decompose.attention import WHOLE_NUMBERS
-from normlens.request import Request
-from normlens.text.encoding import padding_id
+from normlens.inputs.encoding import padding_id
+from normlens.measures.request import Request
+from normlens.measures.run import SiteResult
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

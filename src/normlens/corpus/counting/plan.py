@@ -11,13 +11,11 @@ from jaxtyping import Float
 
 from normlens.corpus.accumulators.histogram import CONTRIBUTION_BINS, NORM_BINS, WEIGHT_BINS, Binning
 from normlens.errors import InputError
-from normlens.measures import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
-from normlens.request import Precision
+from normlens.measures.request import Precision
+from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
 
 #: The quantities of the 2020 paper; the five mixing ratios are those of the 2021 paper.
 PAPER_MEASURES = ("alpha", "f_norm", "af_norm", "x_norm")
-
-_SHARES = ("alpha", "attn_w", "attnres_w", "alti")
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,6 @@ def has_heads(quantity: str) -> bool:
 
 def binning_of(quantity: str) -> Binning:
     """The bins in which a quantity is counted."""
-    if quantity.startswith(MIXING) or quantity in _SHARES:
+    if quantity.startswith(MIXING) or (quantity in MEASURES and MEASURES[quantity].is_share):
         return WEIGHT_BINS
     return NORM_BINS if level_of(quantity) == "key" else CONTRIBUTION_BINS

@@ -14,7 +14,7 @@ from normlens.corpus.counting.passes import ForwardPasses
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
 from normlens.corpus.reading.sequences import TokenSequence
-from normlens.request import Request
+from normlens.measures.request import Request
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

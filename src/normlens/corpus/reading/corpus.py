@@ -20,7 +20,7 @@ from normlens.corpus.reading.records import (
 )
 from normlens.corpus.reading.token_attributes import CategoryRule
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath
+from normlens.io.remote import AnyPath
 
 OnError = Literal["stop", "skip"]
 

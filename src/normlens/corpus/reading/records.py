@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from normlens.corpus.reading.plain_pickle import load_plain_pickle
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, arrow, first_line
+from normlens.io.remote import AnyPath, RemotePath, arrow, first_line
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet", "dataset", "pickle")
 

@@ -14,7 +14,7 @@ from jaxtyping import Int, UInt8
 from normlens.corpus.reading.records import Record, UnusedRecord
 from normlens.corpus.reading.token_attributes import Categories
 from normlens.errors import InputError
-from normlens.text.tokens import decoder_input
+from normlens.inputs.tokens import decoder_input
 
 #: Why a record is not used whose text the tokenizer drops altogether.
 EMPTY = "no tokens are left of it"

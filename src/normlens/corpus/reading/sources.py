@@ -19,8 +19,8 @@ from typing import IO, Any, Protocol, runtime_checkable
 from normlens.corpus.reading.corpus import skip_rule
 from normlens.corpus.reading.records import Columns, Record, is_strings, record_of, text_column_of
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, path_of
-from normlens.files.writing import move_file, whole_file
+from normlens.io.remote import AnyPath, RemotePath, path_of
+from normlens.io.writing import move_file, whole_file
 
 STANDARD_INPUT = "-"
 _COPY = re.compile(r"source-[0-9a-f]{16}(\.\w+)*")

@@ -17,8 +17,8 @@ from normlens.corpus.counting.worker import Worker, WorkerSettings
 from normlens.corpus.reading.reader import Chunk
 from normlens.corpus.running.tables import category_unions
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath
-from normlens.measures import MIXING
+from normlens.io.remote import AnyPath
+from normlens.measures.table import MIXING
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -20,7 +20,7 @@ from normlens.corpus.running.ray_cluster import LocalCluster
 from normlens.corpus.running.shard_worker import Assignment, Count, Done, Finish, Merge, ShardWorker, Tabulate, Task
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError, NormlensError
-from normlens.files.remote import RemotePath, first_line
+from normlens.io.remote import RemotePath, first_line
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

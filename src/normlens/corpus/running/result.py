@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, arrow, first_line, path_of
-from normlens.files.seals import file_digest, read_sealed_json
+from normlens.io.remote import AnyPath, RemotePath, arrow, first_line, path_of
+from normlens.io.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

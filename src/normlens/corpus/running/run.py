@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.inputs import longest_input
 from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.worker import WorkerSettings, batch_size_for
 from normlens.corpus.reading.corpus import Corpus
@@ -28,11 +29,10 @@ from normlens.corpus.running.shard_worker import Assignment, flagged, part_name,
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
 from normlens.corpus.running.tables import refuse_nothing
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, arrow, size_of
-from normlens.files.seals import file_digest, write_sealed_json
-from normlens.files.writing import own_folder
+from normlens.io.remote import AnyPath, arrow, size_of
+from normlens.io.seals import file_digest, write_sealed_json
+from normlens.io.writing import own_folder
 from normlens.provenance import versions
-from normlens.text.encoding import longest_input
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -22,9 +22,9 @@ from normlens.corpus.reading.sources import is_kept_source
 from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS, open_corpus
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath
-from normlens.files.seals import read_json, read_sealed_json, write_sealed_json
-from normlens.files.writing import check_place, is_draft, is_there, real, remove_drafts, writable_folder
+from normlens.io.remote import AnyPath, RemotePath
+from normlens.io.seals import read_json, read_sealed_json, write_sealed_json
+from normlens.io.writing import check_place, is_draft, is_there, real, remove_drafts, writable_folder
 
 _RECORD = "run.json"
 _PART = re.compile(r"part-\d{8}\.parquet")

@@ -17,8 +17,8 @@ from normlens.corpus.running.prefetch import prefetched
 from normlens.corpus.running.shards import Shard, ShardFolder, gaps
 from normlens.corpus.running.tables import tables_of, with_names
 from normlens.errors import NormlensError
-from normlens.files.remote import AnyPath
-from normlens.files.writing import whole_file
+from normlens.io.remote import AnyPath
+from normlens.io.writing import whole_file
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -21,8 +21,8 @@ from normlens.corpus.counting.plan import Plan
 from normlens.corpus.counting.statistics import CorpusStatistics
 from normlens.corpus.reading.survey import Parallel
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath
-from normlens.files.writing import write_bytes
+from normlens.io.remote import AnyPath
+from normlens.io.writing import write_bytes
 
 #: So many neighbouring shards are made one at once.
 FAN_IN = 8

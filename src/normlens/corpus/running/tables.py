@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from normlens.anatomy.description import KINDS
+from normlens.anatomy.kinds import KINDS
 from normlens.corpus.accumulators.moments import Moments, Summary
 from normlens.corpus.accumulators.spearman_binned import BinnedSpearman
 from normlens.corpus.accumulators.spearman_pairs import DistinctPairSpearman

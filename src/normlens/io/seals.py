@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.files.bounded_reading import read_text
-from normlens.files.remote import AnyPath, RemotePath, size_of
-from normlens.files.writing import write_json
+from normlens.io.bounded_reading import read_text
+from normlens.io.remote import AnyPath, RemotePath, size_of
+from normlens.io.writing import write_json
 
 SEAL = "normlens-seal.json"  # lists the files of a folder
 _DIGEST = "digest"

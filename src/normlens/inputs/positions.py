@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from normlens.anatomy.description import Kind, Site
+from normlens.anatomy.description import Site
+from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
 
 #: By kind of site, for each row of a batch: the words of its queries and of its keys.

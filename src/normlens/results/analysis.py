@@ -14,16 +14,17 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
+from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, WITH_RESIDUAL, Kind, no_self_part
+from normlens.measures.table import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, no_self_part
 from normlens.provenance import references
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from normlens.capture import SiteResult
     from normlens.decompose.devices import HostCopies
-    from normlens.text.tokens import Tokens
+    from normlens.inputs.tokens import Tokens
+    from normlens.measures.run import SiteResult
     from normlens.viewer.display import View
 
 
@@ -194,7 +195,7 @@ class Analysis:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write everything to a Zarr folder; `normlens.open` gives back the same, to the last bit."""
-        from normlens.storage import save_analysis
+        from normlens.results.storage import save_analysis
 
         return save_analysis(self, path, overwrite=overwrite)
 
@@ -222,7 +223,7 @@ class SiteAnalysis:
         """The mixing ratio of a map, (layer, query)."""
         if name not in MAPS:
             raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}: got {name!r}")
-        if self.kind == "cross" and name not in WITH_RESIDUAL:
+        if self.kind == "cross" and not MEASURES[name].crosses:
             raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
 
@@ -323,7 +324,7 @@ class AnalysisBuilder:
         self.masks: dict[Kind, tuple[Tensor, Tensor]] = {}  #: of the queries and keys of each kind of site
 
     def update(self, result: SiteResult, block: object) -> None:
-        """Take one site; of its block nothing is kept."""
+        """OnSite one site; of its block nothing is kept."""
         self.masks[result.kind] = result.query_mask, result.key_mask
         self._unpack()  # what was sent with the site before has arrived: the host has waited for this one's proof since
         if result.words:

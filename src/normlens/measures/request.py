@@ -1,4 +1,4 @@
-"""What is asked of a run, checked once, and whether its result fits into memory."""
+"""What a run is asked to compute, checked once, and whether its result fits into memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -15,15 +15,14 @@ from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
-from normlens.measures import MAPS, MEASURES, SHARES, chosen_maps, chosen_measures, needed
+from normlens.measures.table import MAPS, MEASURES, chosen_maps, chosen_measures, needed
+from normlens.measures.words import WORD_MODES, WordMode
 from normlens.provenance import versions
-from normlens.text.word_level import WordMode
 
 Precision = Literal["float32", "float64"]
-#: Bytes for which nobody is asked whether they are free.
+_DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+#: Bytes below which the memory check is skipped.
 _ALWAYS_THERE = 1 << 26
-#: Maps that words can add as norms only.
-_BY_TOKEN = ("alti", "value_zeroing", "ff_n", "ffres_n", "ffresln_n")
 
 
 class AnalyzeOptions(TypedDict, total=False):
@@ -42,44 +41,42 @@ class AnalyzeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SitePlan:
-    """What is asked of one site: a layer that goes on with another attention has nothing past its block."""
+    """The part of a request that one site can fulfil, and the tensors that it takes."""
 
     measures: tuple[str, ...]
     mixing: tuple[str, ...]
     pairs: PairRequest  # what these need of the site's pairs
-    end: LayerEnd | None  # how the layer ends, where something looks past the attention block
-    feed_forward: FeedForward | None  # where something looks into it
-    places: frozenset[Place]  # that a pass must have seen
-    form: tuple[object, ...] | None  # what sites must have in common to be measured as a stack; None: this one alone
+    end: LayerEnd | None  # the end of the layer, where a measure looks past the attention block
+    feed_forward: FeedForward | None  # where a measure looks into it
+    places: frozenset[Place]  # the tensors that a pass must capture
 
     @classmethod
     def of(cls, site: Site, measures: Sequence[str], mixing: Sequence[str], by_word: bool) -> SitePlan:
-        """Of these measures and ratios, those that the site has."""
+        """Select the measures and ratios that the site has.
+
+        A layer that goes on with another attention has nothing past its block.
+        """
         end = site.end if isinstance(site.end, LayerEnd) else None
-        names, ratios = (
-            tuple(name for name in some if end is not None or MEASURES[name].reach == "block")
-            for some in (measures, mixing)
-        )
-        pairs, reach = needed(names, ratios, by_word), {MEASURES[name].reach for name in (*names, *ratios)}
-        end = end if reach - {"block"} else None
-        fed = end.feed_forward if end is not None and "feed_forward" in reach else None
-        fed = fed if isinstance(fed, FeedForward) else None
-        gates = [step.place for step in site.inner if isinstance(step, Gate)]
-        perhaps = [site.stream_weights] if end is None else [site.stream_weights, end.total, end.normalized]
-        inside = [] if fed is None else [*fed.places, fed.output]
-        read = site.places
-        alone = bool(gates or inside or any(perhaps) or site.groups or by_word or {*names, *ratios} & {*SHARES})
-        alone = alone or any(place.sequence_first for place in read)
-        pattern = (site.kind, site.kv_heads, site.residual is None, len(site.others), *map(read.index, read))
-        return cls(
-            names,
-            ratios,
-            replace(pairs, own=False) if site.kind == "cross" else pairs,  # there no key is the query's own
-            end,
-            fed,
-            frozenset((*read, *gates, *inside, *filter(None, perhaps))),
-            None if alone else (names, ratios, *pattern),
-        )
+        names = tuple(name for name in measures if end is not None or MEASURES[name].reach == "block")
+        ratios = tuple(name for name in mixing if end is not None or MEASURES[name].reach == "block")
+        pairs = needed(names, ratios, by_word)
+        if site.kind == "cross":  # there no key is the query's own
+            pairs = replace(pairs, own=False)
+        places = [*site.places, *(step.place for step in site.inner if isinstance(step, Gate))]
+        if site.stream_weights is not None:
+            places.append(site.stream_weights)
+        reach = {MEASURES[name].reach for name in (*names, *ratios)}
+        feed_forward = None
+        if end is not None and reach != {"block"}:
+            places.append(end.total)
+            if end.normalized is not None:
+                places.append(end.normalized)
+            if "feed_forward" in reach and isinstance(end.feed_forward, FeedForward):
+                feed_forward = end.feed_forward
+                places += [*feed_forward.places, feed_forward.output]
+        else:
+            end = None
+        return cls(names, ratios, pairs, end, feed_forward, frozenset(places))
 
 
 @dataclass(frozen=True)
@@ -92,11 +89,11 @@ class Request:
     words: WordMode | None
     dtype: torch.dtype
     plans: Mapping[int, SitePlan]  # by the identity of the site
-    record: dict[str, Any]  # as it was asked for and with which versions, for the provenance
+    record: dict[str, Any]  # the request and the versions, for the provenance
 
     @cached_property
     def always_fits(self) -> int:
-        """So many positions, of all sequences together, take so little that nobody is asked whether it is free."""
+        """Total positions below which the memory check is skipped."""
         positions = 1
         while positions < 1 << 20 and kept_bytes(self, [(positions, positions)]) < _ALWAYS_THERE:
             positions *= 2
@@ -114,36 +111,24 @@ class Request:
         words: WordMode | None = None,
         precision: Precision = "float32",
     ) -> Request:
-        """Check a request against a model's anatomy; `mixing` adds to the ratios of the maps asked for."""
-        names = chosen_measures(measures)
-        gated = next((site for site in anatomy.sites if site.gated), None)
-        if gated is not None and measures is not None and "f_norm" in names:
-            raise InputError(
-                f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
-                f"attention and the output projection ({gated.path}); ask for af_norm instead"
-            )
-        if gated is not None:
-            names = tuple(name for name in names if name != "f_norm")
-        ratios = {name for name in names if name in MAPS} | set(chosen_maps(mixing) if mixing is not None else ())
-        if words is not None and words not in get_args(WordMode):
-            raise InputError(f"words must be one of {', '.join(get_args(WordMode))}, or None: got {words!r}")
-        refused = next((name for name in MAPS if words == "vectors" and name in ratios and name in _BY_TOKEN), None)
-        if refused is not None:
-            raise InputError(
-                f"{refused} is worked out token by token and does not add over vectors: words='vectors' was asked for; ask "
-                f"for words='norms', or leave {refused} out"
-            )
-        if precision not in get_args(Precision):
-            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}: got {precision!r}")
-        for device in (
-            {next(site.attention.parameters()).device for site in anatomy.sites} if precision == "float64" else ()
-        ):
-            if not has_float64(device):
-                raise InputError(
-                    f"precision='float64' needs a device that has it: the model is on {device}, which has not; ask for "
-                    "float32, or move the model to the CPU (model.to('cpu'))"
-                )
+        """Check a request against a model's anatomy.
+
+        Args:
+            anatomy: The sites of the model.
+            measures: Names of measures; None: the standard ones.
+            mixing: Maps whose mixing ratios are computed, beside those of the maps among `measures`.
+            layers: Numbers of layers; None: all.
+            sites: Kinds of site; None: all.
+            words: Whether subwords are merged to words, and how.
+            precision: The dtype of the computation.
+        """
+        names = _measures_of(anatomy, measures)
+        ratios = {name for name in names if name in MAPS}
+        if mixing is not None:
+            ratios.update(chosen_maps(mixing))
         mixed = tuple(name for name in MAPS if name in ratios)
+        _check_words(words, mixed)
+        _check_precision(anatomy, precision)
         chosen = _chosen_sites(anatomy, layers, sites)
         _check_reach(anatomy, chosen, (*names, *mixed))
         return cls(
@@ -151,7 +136,7 @@ class Request:
             mixing=mixed,
             sites=chosen,
             words=words,
-            dtype=torch.float64 if precision == "float64" else torch.float32,
+            dtype=_DTYPES[precision],
             plans={id(site): SitePlan.of(site, names, mixed, words is not None) for site in chosen},
             record={
                 "versions": versions(),
@@ -164,6 +149,46 @@ class Request:
         )
 
 
+def _measures_of(anatomy: Anatomy, measures: Sequence[str] | None) -> tuple[str, ...]:
+    """The requested measures; `f_norm` does not exist where a gate makes `f` depend on the query."""
+    names = chosen_measures(measures)
+    gated = next((site for site in anatomy.sites if site.gated), None)
+    if gated is None:
+        return names
+    if measures is not None and "f_norm" in names:
+        raise InputError(
+            f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
+            f"attention and the output projection ({gated.path}); ask for af_norm instead"
+        )
+    return tuple(name for name in names if name != "f_norm")
+
+
+def _check_words(words: WordMode | None, mixed: Sequence[str]) -> None:
+    if words is not None and words not in WORD_MODES:
+        raise InputError(f"words must be one of {', '.join(WORD_MODES)}, or None: got {words!r}")
+    if words != "vectors":
+        return
+    for name in mixed:
+        if not MEASURES[name].adds_vectors:
+            raise InputError(
+                f"{name} is worked out token by token and does not add over vectors: words='vectors' was asked for; ask "
+                f"for words='norms', or leave {name} out"
+            )
+
+
+def _check_precision(anatomy: Anatomy, precision: Precision) -> None:
+    if precision not in _DTYPES:
+        raise InputError(f"precision must be one of {', '.join(_DTYPES)}: got {precision!r}")
+    if precision == "float32":
+        return
+    for device in {next(site.attention.parameters()).device for site in anatomy.sites}:
+        if not has_float64(device):
+            raise InputError(
+                f"precision='float64' needs a device that has it: the model is on {device}, which has not; ask for "
+                "float32, or move the model to the CPU (model.to('cpu'))"
+            )
+
+
 def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) -> None:
     """Refuse a measure that looks past the attention block where what follows could not be read.
 
@@ -174,20 +199,21 @@ def _check_reach(anatomy: Anatomy, sites: Sequence[Site], names: Sequence[str]) 
         return
     crossed = {site.layer for site in anatomy.of("cross")}
     inside = next((name for name in further if MEASURES[name].reach == "feed_forward"), None)
+    reruns = next((name for name in further if MEASURES[name].reruns_layer), None)
     for site in sites:
         if isinstance(site.end, str) and not (site.kind == "decoder" and site.layer in crossed):
             raise InputError(f"{further[0]} looks past the attention block: {site.end}; ask for other measures")
         fed = site.end.feed_forward if isinstance(site.end, LayerEnd) else None
         if inside is not None and isinstance(fed, str):
             raise InputError(f"{inside} looks into the feed-forward block: {fed}; ask for other measures")
-        if "value_zeroing" in further and isinstance(fed, FeedForward) and fed.routed:
+        if reruns is not None and isinstance(fed, FeedForward) and fed.routed:
             raise InputError(
-                f"value_zeroing computes the layer again for each pair: in {site} a router would choose anew; ask for "
+                f"{reruns} computes the layer again for each pair: in {site} a router would choose anew; ask for "
                 "ffresln_n, which holds its choice"
             )
-        if "value_zeroing" in further and any(isinstance(step, Normalization) for step in site.inner):
+        if reruns is not None and any(isinstance(step, Normalization) for step in site.inner):
             raise InputError(
-                f"value_zeroing computes the layer again for each pair: in {site} a normalization before the output "
+                f"{reruns} computes the layer again for each pair: in {site} a normalization before the output "
                 "projection would divide by another number; ask for ffresln_n, which holds it fixed"
             )
     if all(isinstance(site.end, str) for site in sites):
@@ -219,13 +245,14 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def feed_forward_passes(names: Sequence[str], tokens: int) -> float:
-    """About how many passes through the feed-forward block the named maps cost in each layer of an encoder.
+    """Estimate the passes through the feed-forward block that the named maps cost in each layer of an encoder.
 
-    By heads, the first half is cheap and the second is a product for each pair; `value_zeroing` computes the whole block
-    for each pair. Half of that in a decoder, which looks at one side.
+    By heads, the first half is cheap and the second is a product for each pair. Half of that in a decoder, which looks at
+    one side.
     """
-    fed = any(MEASURES[name].place is not None for name in names)
-    return tokens / 2 * fed + tokens * ("value_zeroing" in names)
+    by_stage = max((MEASURES[name].feed_forward_passes for name in names if not MEASURES[name].reruns_layer), default=0)
+    reruns = max((MEASURES[name].feed_forward_passes for name in names if MEASURES[name].reruns_layer), default=0)
+    return tokens * (by_stage + reruns)
 
 
 def available_bytes() -> int | None:

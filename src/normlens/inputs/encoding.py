@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Kind
 from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.inputs import longest_input
+from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
-from normlens.text.tokens import Tokens, decoder_input, words_by_marks
-from normlens.text.words import shortened
+from normlens.inputs.tokens import Tokens, decoder_input, words_by_marks
+from normlens.inputs.words import shortened
 
 Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
 
@@ -224,17 +225,6 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
             f"the {what} must be whole characters: character {half} is half of one (bytes read in another encoding?); read "
             "the text as UTF-8, or leave that character out"
         )
-
-
-def longest_input(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens the model takes: its position embeddings, or what its configuration and tokenizer say."""
-    config = getattr(model, "config", None)
-    limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and "position_embeddings" in name and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)  # RoBERTa counts from after the padding
-    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
-    return min(known, default=None)
 
 
 def padding_id(model: nn.Module, tokenizer: Any) -> int:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from normlens.analysis import Analysis
 from normlens.errors import InputError
-from normlens.explanation import Explanation, is_explanation, open_explanation
-from normlens.files.seals import SEAL
-from normlens.files.writing import whole_folder
-from normlens.files.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
+from normlens.io.seals import SEAL
+from normlens.io.writing import whole_folder
+from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
+from normlens.results.analysis import Analysis
+from normlens.results.explanation import Explanation, is_explanation, open_explanation
 
 if TYPE_CHECKING:
     from normlens.corpus.running.result import CorpusResult

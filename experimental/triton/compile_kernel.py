@@ -1,6 +1,6 @@
 """Compile the Triton kernel to machine code of a card that need not be here.
 
-python -m tests.decompose.compile_kernel 80 [heads width]     # compute capability: 80 is an A100, 90 an H100
+python -m experimental.triton.compile_kernel 80 [heads width]     # compute capability: 80 is an A100, 90 an H100
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def main(capability: int, heads: int = 4, width: int = 16) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from normlens.decompose import quadratic_kernel
+    from experimental.triton import quadratic_kernel
 
     function = quadratic_kernel._pair_norms
     padded = quadratic_kernel.padded_heads(heads)

@@ -15,10 +15,10 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.files.writing import whole_folder
-from normlens.files.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
+from normlens.inputs.tokens import readable
+from normlens.io.writing import whole_folder
+from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.provenance import references
-from normlens.text.tokens import readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

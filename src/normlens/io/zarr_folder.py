@@ -16,9 +16,9 @@ from typing import Any
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.files.remote import first_line
-from normlens.files.seals import SEAL, check_folder, read_json, seal_folder
-from normlens.files.writing import refuse_existing
+from normlens.io.remote import first_line
+from normlens.io.seals import SEAL, check_folder, read_json, seal_folder
+from normlens.io.writing import refuse_existing
 
 _METADATA = "zarr.json"
 _ORDER = "order"  # the attribute that says in which order a folder's arrays were written

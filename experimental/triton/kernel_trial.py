@@ -1,42 +1,60 @@
-"""Whether the fused kernel (`decompose.quadratic_kernel`) does a device's work: only where it is right and clearly quicker.
+"""Norms of pairs by the Triton kernel, and a trial of it against PyTorch on one device.
 
-Nothing needs it. Where Triton is installed, the first long sequence on a CUDA device tries both ways on a made-up block of
-the same heads: the kernel is taken if it gives the same norms and takes at most `CLEARLY` of PyTorch's time, so that noise
-does not decide. The choice holds for the process. `torch.use_deterministic_algorithms(True)` rules the kernel out: then the
-same input gives the same bits in every process.
+The kernel (`quadratic_kernel`) has been compiled and run in Triton's interpreter, but not measured on hardware. Until
+somebody does, normlens does not use it.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import logging
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normlens.decompose.attention import AttentionInputs, Scratch, attend
-from normlens.decompose.fused import attend_fused
-from normlens.decompose.grams import Grams
+from normlens.decompose.fused import FusedAttention, attend_fused
+from normlens.decompose.grams import CANCELLATION, Grams
+from normlens.decompose.steps import linear
 
-#: Weights of a batch from which on the kernel is thought of: below, a device waits for the host anyway, and nobody should
-#: wait for a compiler.
-WORTH_NUMBERS = 1 << 26
-#: A tile holds all heads at once.
-MOST_HEADS = 32
-#: The share of PyTorch's time that the kernel may take.
+#: The share of PyTorch's time that the kernel may take to win.
 CLEARLY = 0.8
-#: How far norms may differ, relative to the largest.
+#: The largest difference of norms, relative to the largest norm.
 ALLOWED = 1e-5
-#: Positions and width of the made-up block, and rounds in which the two ways take turns.
+#: Positions and width of the random block, and rounds in which the two take turns.
 _LENGTH, _MODEL, _ROUNDS = 1024, 64, 5
 
-_log = logging.getLogger(__name__)
+
+def fused_norms(
+    grams: Grams, fused: FusedAttention, kernel: Callable[..., Tensor], out: Tensor, mean: Tensor | None
+) -> None:
+    """Write the norms of all pairs to `out` and the mean weights to `mean`; pairs that lost digits are recomputed."""
+    lost = kernel(fused, grams._matrices, grams._lengths, CANCELLATION, out, mean)
+    if not bool(lost):
+        return
+    heads, groups = grams._w_o.shape[0], grams._values.shape[1]
+    kv_head = torch.arange(heads, device=out.device) // (heads // groups)
+    matrix = grams._w_o.cpu().double().flatten(0, 1)
+    for steps, norms in zip(grams._stages, out, strict=True):
+        on_host = [step.to(torch.float64, torch.device("cpu")) for step in steps]
+        for pairs in (norms < 0).nonzero().split(256):
+            batch, query, key = pairs.unbind(-1)
+            v = grams._values[batch[:, None], kv_head, key[:, None]].cpu().double()
+            a = weights_at(fused, batch, query, key).cpu().double()
+            norms[batch, query, key] = linear(on_host, (a.unsqueeze(-1) * v).flatten(1) @ matrix).norm(dim=-1).to(norms)
+
+
+def weights_at(fused: FusedAttention, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The weights of a few pairs (pair, head), which the mask must show."""
+    dtype = fused.log_sum.dtype
+    q, k = fused.query[batch, :, query].to(dtype), fused.key[batch, :, key].to(dtype)
+    scores: Tensor = torch.linalg.vecdot(q, k) * fused.scaling
+    if fused.mask is not None:
+        scores = scores + fused.mask.expand(len(fused.query), -1, -1, -1)[batch, :, query, key]
+    return (scores - fused.log_sum[batch, :, query]).exp()
 
 
 @dataclass(frozen=True)
@@ -53,34 +71,11 @@ class Trial:
         return self.gap <= ALLOWED and self.kernel <= CLEARLY * self.plain
 
 
-def takes_kernel(inputs: AttentionInputs, stages: int) -> bool:
-    """Whether the norms of this attention's pairs are the kernel's work."""
-    batch, heads, queries, width = inputs.query.shape
-    device = inputs.query.device
-    if device.type != "cuda" or batch * heads * queries * inputs.key.shape[2] < WORTH_NUMBERS or heads > MOST_HEADS:
-        return False
-    if inputs.bias is not None or inputs.softcap is not None or torch.are_deterministic_algorithms_enabled():
-        return False
-    return importlib.util.find_spec("triton") is not None and tried(device, inputs.query.dtype, heads, width, stages)
-
-
-@cache
-def tried(device: torch.device, dtype: torch.dtype, heads: int, width: int, stages: int) -> bool:
-    """Whether the kernel won its trial; one that cannot be compiled for this device has not."""
-    try:
-        found = trial(device, dtype, heads, width, stages)
-    except Exception as error:  # a compiler's own, of any kind: the plain way does not need it
-        _log.info("the fused kernel is not used on %s: %s: %s", device, type(error).__name__, error)
-        return False
-    _log.info("fused kernel on %s, %d heads of %d: %s", device, heads, width, found)
-    return found.won
-
-
 def trial(
     device: torch.device, dtype: torch.dtype, heads: int, width: int, stages: int, length: int = _LENGTH
 ) -> Trial:
     """Both ways on the same made-up block, in turns."""
-    kernel: Any = importlib.import_module("normlens.decompose.quadratic_kernel")
+    kernel: Any = importlib.import_module("experimental.triton.quadratic_kernel")
     drawn = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -90,8 +85,8 @@ def trial(
     inputs = AttentionInputs(query, key, value, None, width**-0.5)
     scratch = Scratch()
     weight = (draw(heads, width, _MODEL) / width**0.5).float()
-    grams = Grams(value.float(), (weight,), [()] * stages, scratch=scratch)
-    grams.reach(length, 0)
+    grams = Grams(value.float(), weight, [()] * stages, scratch=scratch)
+    grams.extend_to(length, 0)
     norms = [weight.new_zeros(stages, 1, length, length) for _ in range(2)]
     mean = weight.new_zeros(1, length, length)
 
@@ -100,7 +95,7 @@ def trial(
             alpha = alpha.float()
             mean[:, start : start + alpha.shape[2]] = alpha.mean(1)
             grams.norms(alpha, start, norms[0])
-            grams.digits_lost()  # as a real pass asks
+            grams.has_cancellation()  # as in a real pass
 
         attend(inputs, feed, scratch)
 
@@ -108,7 +103,7 @@ def trial(
         found = attend_fused(inputs, scratch)
         if found is None:
             raise RuntimeError("this device has no fused attention that keeps its sums")
-        grams.fused_norms(found, kernel.pair_norms, norms[1], mean)
+        fused_norms(grams, found, kernel.pair_norms, norms[1], mean)
 
     times: dict[Callable[[], None], list[float]] = {plain: [], fused: []}
     for work in times:

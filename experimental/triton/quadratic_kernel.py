@@ -8,7 +8,7 @@ A program takes 16 queries `i` and 16 keys `j` of one sequence, and all heads. F
 so what PyTorch does in ten passes over `[head, query, key]` numbers reads queries, keys and Gram matrices and writes the
 maps. Where heads cancel, the entry becomes -1 and a flag is raised: it is worked out again from its vectors, as everywhere.
 
-Import this module only where Triton is installed; `decompose.kernel_choice` says where it is used.
+Import this module only where Triton is installed.
 """
 
 from __future__ import annotations

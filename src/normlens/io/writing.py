@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError
-from normlens.files.remote import AnyPath, RemotePath, path_of
+from normlens.io.remote import AnyPath, RemotePath, path_of
 
 if TYPE_CHECKING:
     import pandas as pd

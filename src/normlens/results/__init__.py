@@ -1,0 +1,1 @@
+"""Results that hold no model: analyses, explanations, and how they are stored."""

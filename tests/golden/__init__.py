@@ -1,0 +1,1 @@
+"""Results recorded before a restructuring, and the test that they stay what they were."""
