@@ -33,8 +33,8 @@ from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
-from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.questions import Question, Resolver
+from normlens.attribution.request import ExplainRequest
 from normlens.attribution.solving import solve
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
@@ -221,7 +221,7 @@ def _rolled(mapper: WordMapper, rows: Sequence[EncodedPair]) -> torch.Tensor:
 
 def explained(mapper: WordMapper, pair: EncodedPair) -> np.ndarray:
     """What each source word gave to the logit of each target word's subwords, where it speaks for it."""
-    request = ExplainRequest.of(["tokens"], "carried", "mean", None, None)
+    request = ExplainRequest.of(["tokens"], "fixed", "mean", None, None)
     ids = pair.decoder_ids
     asked = tuple(Question(place, ids[place + 1]) for place in range(len(ids) - 1))
     resolver = Resolver(mapper.lens.model, mapper.lens.tokenizer)

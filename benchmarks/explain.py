@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.speed import Spread, _peak, _reset_peak, _status, in_turns
 from normlens.attribution.affine import slope_of
 from normlens.attribution.observer import Wanted
-from normlens.attribution.term_proof import Subject, check_sums
+from normlens.attribution.proof import Subject, check_sums
 from normlens.attribution.terms import Run
 from normlens.lens import Lens
 
@@ -32,7 +32,7 @@ TOKENS = Wanted()
 KEPT = Wanted(heads=True, blocks=True, direct=True)  # by default: all but edges
 ALL = Wanted(heads=True, edges=True, blocks=True, direct=True)
 #: What is promised, as ratios to gradient x input.
-PROMISED = {"tokens": 1.15, "kept": 1.5, "all": 1.5, "chosen": 2.5}
+PROMISED = {"tokens": 1.15, "kept": 1.5, "all": 1.5, "integrated": 2.5}
 #: And against carrying every position's vector through every layer, at 128 tokens.
 FASTER = 20.0
 #: Tokens and gigabytes of the long case, the whole proof included.
@@ -42,7 +42,7 @@ WHAT = {
     "tokens": "explain, tokens",
     "kept": "explain, all terms but edges",
     "all": "explain, all terms",
-    "chosen": "explain, tokens, `chosen`",
+    "integrated": "explain, tokens, `integrated`",
 }
 
 
@@ -96,7 +96,7 @@ def gradient_times_input(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: Wanted, chosen: bool = False) -> Any:
     """The terms with the proof of every run; what is proved once per model is no part of it."""
     terms = Run(model, inputs, wanted, chosen=chosen).explain(first_logit)
-    check_sums(terms, Subject("benchmark", torch.float32, "chosen" if chosen else "carried"))
+    check_sums(terms, Subject("benchmark", torch.float32, "integrated" if chosen else "fixed"))
     return terms
 
 
@@ -110,7 +110,7 @@ def ratios(
             "tokens": lambda: explained(model, inputs, TOKENS),
             "kept": lambda: explained(model, inputs, KEPT),
             "all": lambda: explained(model, inputs, ALL),
-            "chosen": lambda: explained(model, inputs, TOKENS, chosen=True),
+            "integrated": lambda: explained(model, inputs, TOKENS, chosen=True),
         },
         rounds,
         clock,

@@ -93,7 +93,7 @@ class Worst:
     output: float
 
 
-def explanations(case: Case, lens: normlens.Lens, attention: Literal["carried", "chosen"]) -> Iterator[Explanation]:
+def explanations(case: Case, lens: normlens.Lens, attention: Literal["fixed", "integrated"]) -> Iterator[Explanation]:
     """Everything that is asked of the model."""
     for number, text in enumerate(case.texts):
         target = None if case.targets is None else case.targets[number]
@@ -109,7 +109,7 @@ def explanations(case: Case, lens: normlens.Lens, attention: Literal["carried", 
                 )
 
 
-def worst(case: Case, lens: normlens.Lens, attention: Literal["carried", "chosen"] = "carried") -> Worst:
+def worst(case: Case, lens: normlens.Lens, attention: Literal["fixed", "integrated"] = "fixed") -> Worst:
     """The worst of all."""
     proofs = [found.proof for found in explanations(case, lens, attention)]
     return Worst(len(proofs), max(p.gap for p in proofs), max(p.replay for p in proofs), max(p.output for p in proofs))
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these models alone")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    print("| model | family, asked for | numbers | gap | replay | output | gap, `chosen` |")
+    print("| model | family, asked for | numbers | gap | replay | output | gap, `integrated` |")
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
         if options.only and case.folder not in options.only:
@@ -131,9 +131,9 @@ def main() -> None:
             print(f"| `{case.folder}` | not in {options.folder} | | | | | |", flush=True)
             continue
         lens = normlens.load(options.folder / case.folder, **case.load)
-        carried, chosen = worst(case, lens), worst(case, lens, "chosen")
-        cells = (f"{value:.0e}" for value in (carried.gap, carried.replay, carried.output, chosen.gap))
-        print(f"| `{case.folder}` | {lens.family}, {case.task} | {carried.numbers} | {' | '.join(cells)} |", flush=True)
+        fixed, integrated = worst(case, lens), worst(case, lens, "integrated")
+        cells = (f"{value:.0e}" for value in (fixed.gap, fixed.replay, fixed.output, integrated.gap))
+        print(f"| `{case.folder}` | {lens.family}, {case.task} | {fixed.numbers} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ import pandas as pd
 import torch
 
 import normlens
-from normlens.attribution.methods import METHODS
+from normlens.faithfulness.methods import METHODS
 from normlens.faithfulness.protocols import PROTOCOLS
+from normlens.faithfulness.report import RESULTS, write_report
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
 from normlens.faithfulness.studies import study
-from normlens.faithfulness.study_report import RESULTS, write_report
 from normlens.lens import Lens
 
 PAGE = Path(__file__).parent.parent / "docs" / "faithfulness.md"

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 import normlens
-from normlens.attribution.items import Item, values
-from normlens.attribution.methods import scores
+from normlens.faithfulness.items import Item, values
+from normlens.faithfulness.methods import scores
 from normlens.faithfulness.ranking import reciprocal_rank, spearman
 from normlens.faithfulness.samples import BAD, GOOD, PREFIX
 from normlens.lens import Lens
@@ -26,7 +26,7 @@ from normlens.lens import Lens
 #: Words that neither allow nor forbid what follows, and the one that does allow it.
 NEUTRAL = ("Perhaps", "So", "Then", "Today", "Here", "But", "Maybe", "And")
 LICENSES = "Only"
-METHODS = ("carried", "carried_zero", "gradient_x_input", "erasure")
+METHODS = ("fixed", "fixed_zero", "gradient_x_input", "erasure")
 
 
 def main() -> None:

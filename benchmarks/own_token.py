@@ -20,9 +20,9 @@ import transformers
 
 import normlens
 from benchmarks.faithful import DATA, PLANS
-from normlens.attribution.erasure import removable, without
-from normlens.attribution.items import Item, probabilities
-from normlens.attribution.methods import METHODS, scores
+from normlens.faithfulness.erasure import removable, without
+from normlens.faithfulness.items import Item, probabilities
+from normlens.faithfulness.methods import METHODS, scores
 from normlens.faithfulness.protocols import DECOMPX_SHARES
 from normlens.faithfulness.ranking import order
 from normlens.faithfulness.samples import read_texts

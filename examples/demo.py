@@ -46,7 +46,7 @@ The largest contribution is in layer {pulled[0] + 1}:
 “{tokens[pulled[1]]}” takes {others[pulled]:.0f} % from “{tokens[pulled[2]]}”.
 
 It is exact: parts, residual and biases add up to the model's own vectors
-(worst relative error {analysis.worst_proof:.0e})."""
+(worst relative error {analysis.max_proof_error:.0e})."""
 
 
 def main() -> None:

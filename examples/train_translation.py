@@ -234,7 +234,7 @@ def alignment_errors(model: MarianMTModel, tokenizer: MarianTokenizer, options: 
     return {
         setting: {quantity: [round(float(value), 2) for value in values] for quantity, values in own.items()}
         for setting, own in errors.by_layer.items()
-    } | {"chosen": {s: [c.best_layer, round(c.best, 2)] for s, c in errors.chosen.items()}}
+    } | {"integrated": {s: [c.best_layer, round(c.best, 2)] for s, c in errors.chosen.items()}}
 
 
 class Training:

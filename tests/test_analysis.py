@@ -256,7 +256,7 @@ def test_difference_of_two_models() -> None:
         change.mixing_ratio("attn_n").values, left.mixing_ratio("attn_n").values - right.mixing_ratio("attn_n").values
     )
     assert change["attn_n"].key_token.values.tolist() == left["attn_n"].key_token.values.tolist()
-    assert float(change.proof.max()) == max(left.worst_proof, right.worst_proof), "errors do not cancel"
+    assert float(change.proof.max()) == max(left.max_proof_error, right.max_proof_error), "errors do not cancel"
     assert change.provenance["difference"]["right"]["name"] == "tiny bert 1"
     nothing = left - left
     assert all(not nothing[name].values.any() for name in nothing.measures)

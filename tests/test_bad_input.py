@@ -44,9 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown measure": (
         "bert",
         {"text": "the cat", "measures": ["attn"]},
-        "must be one of alpha, f_norm, .*: got 'attn'",
+        "must be one of alpha, f_norm, .*, got 'attn'",
     ),
-    "unknown map": ("bert", {"text": "the cat", "mixing": ["alpha"]}, "must be one of attn_w, .*: got 'alpha'"),
+    "unknown map": ("bert", {"text": "the cat", "mixing": ["alpha"]}, "must be one of attn_w, .*, got 'alpha'"),
     "layer too large": (
         "bert",
         {"text": "the cat", "layers": [4]},

@@ -210,7 +210,7 @@ def test_the_spot_check_of_a_block_does_not_share_what_it_checks(monkeypatch: py
     lens, inputs = Lens(model), tiny_inputs(model, padded=False)
     own = trees.slope_of
     monkeypatch.setattr(trees, "slope_of", lambda *args: own(*args) * 1.01)
-    with pytest.raises(DecompositionError, match="ff_n of query"):
+    with pytest.raises(DecompositionError, match="activation's parts"):
         lens.analyze_inputs(inputs, measures=["ff_n"])
 
 

@@ -362,7 +362,7 @@ def test_state_is_put_back_after_a_failure(watched: tuple[str, nn.Module], monke
     family, model = watched
     lens = Lens(model)
     lens.anatomy  # noqa: B018
-    monkeypatch.setattr("normlens.measures.run.measure", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("normlens.measures.run.measure_block", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(NormlensError, match="ZeroDivisionError"):
         lens.analyze_inputs(tiny.batch(family))
 
@@ -465,5 +465,5 @@ def test_float64_model_in_float32_precision_and_the_other_way() -> None:
 def test_half_precision_models_are_proved_with_their_own_tolerance(dtype: torch.dtype) -> None:
     for family in ("bert", "llama"):
         found = Lens(tiny.make(family, dtype)).analyze_inputs(tiny.batch(family))
-        assert 1e-5 < found[0].worst_proof < 5e-2
+        assert 1e-5 < found[0].max_proof_error < 5e-2
         assert found[0].provenance["model"]["dtype"] == str(dtype).removeprefix("torch.")

@@ -243,7 +243,7 @@ def main() -> None:
     for question in QUESTIONS:
         lens = normlens.load(folder / question.model, **question.load)
         explanation = lens.explain(
-            question.text, output=question.output, against=question.against, parts=PARTS, reference="zero"
+            question.text, output=question.output, against=question.against, parts=PARTS, baseline="zero"
         )
         page = explanation.save_html(HERE / f"{question.name}.html")
         save_figure(explanation.plot(), IMAGES / question.name)

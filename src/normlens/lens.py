@@ -41,8 +41,7 @@ from normlens.results.analysis import Analysis, AnalysisBuilder
 if TYPE_CHECKING:
     import xarray as xr
 
-    from normlens.attribution.explain_request import AttentionRule, ExplainOptions, Reference
-    from normlens.attribution.questions import Output
+    from normlens.attribution.request import ExplainOptions, InputOptions
     from normlens.corpus.reading.corpus import OnError
     from normlens.corpus.reading.reader import Covariate
     from normlens.corpus.reading.sources import Source
@@ -413,45 +412,28 @@ class Lens:
         """Explain one number that the model puts out: how much each input, head and layer gave to it, exactly.
 
         `output` is a token, a label or its number (None: the model's own choice), `against` makes it a difference of two,
-        `position` says where; `attention="carried"` holds the attention weights fixed, `"chosen"` also asks why they are
-        what they are. `reference="mean"` measures each word from an average word in its place, `"zero"` from nothing. One
+        `position` says where; `attention="fixed"` holds the attention weights fixed, `"integrated"` also asks why they are
+        what they are. `baseline="mean"` measures each word from an average word in its place, `"zero"` from nothing. One
         text in, one `Explanation` out; a list in, a list out.
         """
         from normlens.attribution.explain import explain_texts
 
         with one_pass_at_a_time(self.traced.body):
-            return explain_texts(self, text, pair, target, **options)
+            return explain_texts(self, text, pair, target, options)
 
-    def explain_inputs(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        output: Output | Sequence[Output] = None,
-        against: Output | Sequence[Output] = None,
-        position: int | Sequence[int] | None = None,
-        direction: Any = None,
-        attention: AttentionRule = "carried",
-        reference: Reference = "mean",
-        parts: Sequence[str] | None = None,
-        edges_top: int | None = None,
-    ) -> list[Explanation]:
-        """Explain tensors that you prepared yourself: one `Explanation` per row (see `explain`)."""
+    def explain_inputs(self, inputs: Mapping[str, Any], **options: Unpack[InputOptions]) -> list[Explanation]:
+        """Explain tensors that you prepared yourself: one `Explanation` per row.
+
+        Args:
+            inputs: The model's inputs by name.
+            options: `output`, `against`, `position`, `direction`, `attention`, `baseline`, `parts` and `edges_top`, as for
+                `explain`.
+        """
         from normlens.attribution.explain import explain_inputs
 
         checked = checked_inputs(self.traced.body, inputs)
         with one_pass_at_a_time(self.traced.body):
-            return explain_inputs(
-                self,
-                checked,
-                output=output,
-                against=against,
-                position=position,
-                direction=direction,
-                attention=attention,
-                reference=reference,
-                parts=parts,
-                edges_top=edges_top,
-            )
+            return explain_inputs(self, checked, options)
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 

@@ -92,8 +92,8 @@ def draw_case(seed: int) -> tuple[Case, nn.Module]:
     if family in ("bert", "electra", "mobilebert") and random.random() < 0.5:
         inputs["token_type_ids"] = torch.randint(0, 2, (rows, length), generator=torch.Generator().manual_seed(seed))
     options = {
-        "reference": random.choice(("mean", "mean", "zero")),
-        "attention": random.choice(("carried", "carried", "chosen")),
+        "baseline": random.choice(("mean", "mean", "zero")),
+        "attention": random.choice(("fixed", "fixed", "integrated")),
     }
     return Case(seed, family, inputs, random.randrange(last), random.randrange(vocabulary), options), model
 
@@ -220,7 +220,7 @@ def _own_numbers(case: Case, model: nn.Module, found: list[Explanation]) -> list
         total = sum(float(explanation.site(s)[part].sum()) for s in sides for part in ("tokens", "biases"))
         for what, number in (("value", float(explanation.value)), ("sum of terms", total)):
             # Quadrature of integrated attention is exact to 1e-3 of the absolute terms.
-            allowed = 2e-2 if case.options["attention"] == "chosen" else 1e-5
+            allowed = 2e-2 if case.options["attention"] == "integrated" else 1e-5
             if not abs(number - own) <= allowed * max(1.0, abs(own)):
                 wrong.append(f"{what} {number:.6g}, the model has {own:.6g}")
     return wrong
@@ -250,7 +250,7 @@ def judge_adapter(seed: int) -> str:
     ids = {"input_ids": torch.randint(3, 40, (1, length))}
     if family == "t5":  # with virtual tokens, both sides may come out equally long
         ids["decoder_input_ids"] = torch.randint(3, 40, (1, random.choice((length, length + 2))))
-    case = Case(seed, f"{family} with {kind}", ids, 1, 7, {"reference": "mean", "attention": "carried"})
+    case = Case(seed, f"{family} with {kind}", ids, 1, 7, {"baseline": "mean", "attention": "fixed"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -37,7 +37,7 @@ def verdict(seed: int) -> str:
     before, drawn = snapshot(model), torch.get_rng_state()
     wanted = PARTS if random.random() < 0.7 else ["tokens", "states", "blocks", "biases"]
     try:
-        found = Lens(model).explain_inputs(inputs, direction=direction, position=-1, parts=wanted, reference="zero")
+        found = Lens(model).explain_inputs(inputs, direction=direction, position=-1, parts=wanted, baseline="zero")
     except NormlensError as error:
         return "refused" if "\n" not in str(error) else f"more than one line: {error}"
     if snapshot(model) != before or not torch.equal(torch.get_rng_state(), drawn):

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.attribution.explain import explain_inputs
 from normlens.attribution.explain import explain_texts as explain
-from normlens.attribution.observer import Wanted
+from normlens.attribution.observer import TermSelection
 from normlens.attribution.terms import Run
 from normlens.errors import AnatomyError, InputError
 from normlens.lens import Lens
@@ -27,7 +26,7 @@ from tests.attribution.models import headed, ids_of
 
 
 def _explained(model: Any, ids: Tensor, **options: Any) -> Explanation:
-    return explain_inputs(Lens(model), {"input_ids": ids[None]}, **options)[0]
+    return Lens(model).explain_inputs({"input_ids": ids[None]}, **options)[0]
 
 
 def _total(found: Explanation) -> float:
@@ -35,7 +34,7 @@ def _total(found: Explanation) -> float:
     return sum(float(found.site(s)["tokens"].sum()) + float(found.site(s)["biases"].sum()) for s in sides)
 
 
-@pytest.mark.parametrize("attention", ["carried", "chosen"])
+@pytest.mark.parametrize("attention", ["fixed", "integrated"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama_bias"])
 def test_terms_add_up(family: str, attention: str) -> None:
     found = _explained(headed(family, torch.float32), ids_of(8), output=11, position=5, attention=attention)
@@ -44,10 +43,10 @@ def test_terms_add_up(family: str, attention: str) -> None:
     assert found.proof.replay < 1e-4
 
 
-@pytest.mark.parametrize("chosen", [False, True])
-@pytest.mark.parametrize("wanted", [Wanted(), Wanted(heads=True, edges=True, blocks=True, direct=True)])
+@pytest.mark.parametrize("integrated", [False, True])
+@pytest.mark.parametrize("wanted", [TermSelection(), TermSelection(heads=True, edges=True, blocks=True, direct=True)])
 @pytest.mark.parametrize("family", ["bert", "llama_bias", "gpt2"])
-def test_a_pass_leaves_no_graph_behind(family: str, wanted: Wanted, chosen: bool) -> None:
+def test_a_pass_leaves_no_graph_behind(family: str, wanted: TermSelection, chosen: bool) -> None:
     """A hook that holds its own tensor keeps the whole graph, for ever: no collector sees a ring through it."""
     run = Run(headed(family, torch.float32), {"input_ids": ids_of(6)[None]}, wanted, chosen=chosen)
     leaf = weakref.ref(run.observer.stacks[0].leaf)
@@ -58,7 +57,7 @@ def test_a_pass_leaves_no_graph_behind(family: str, wanted: Wanted, chosen: bool
 
 
 def test_a_pass_that_fails_leaves_no_graph_behind() -> None:
-    run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, Wanted(), chosen=False)
+    run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, TermSelection(), chosen=False)
     leaf = weakref.ref(run.observer.stacks[0].leaf)
     with pytest.raises(AnatomyError, match="needs a way from the input vectors"):
         run.explain(lambda output: output.logits[:, 3, 11].detach())
@@ -142,7 +141,7 @@ def test_padding_changes_no_number(family: str) -> None:
     padded = torch.stack([long, torch.cat([short, torch.full((4,), 2)])])
     mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
     inputs = {"input_ids": padded, "attention_mask": mask}
-    batch = explain_inputs(Lens(model), inputs, output=8, position=3, parts=PARTS)
+    batch = Lens(model).explain_inputs(inputs, output=8, position=3, parts=PARTS)
     for found, ids in zip(batch, (long, short), strict=True):
         alone = _explained(model, ids, output=8, position=3, parts=PARTS)
         assert found.value == pytest.approx(alone.value, abs=1e-6)
@@ -208,7 +207,7 @@ def test_results_are_frozen_and_read_in_one_line() -> None:
         ({"output": 10**6}, "from 0 to"),
         ({"position": 99}, "0 to"),
         ({"parts": ["nothing"]}, "tokens, states"),
-        ({"attention": "both"}, "carried, chosen"),
+        ({"attention": "both"}, "fixed, integrated"),
         ({"direction": [1.0]}, "direction"),
     ],
 )
@@ -231,12 +230,12 @@ def test_a_direction_on_a_model_without_a_head() -> None:
     model = tiny.make("bert", torch.float64)
     direction = torch.randn(tiny.WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = ids_of(6)
-    (found,) = explain_inputs(Lens(model), {"input_ids": ids[None]}, direction=direction, position=2)
+    (found,) = Lens(model).explain_inputs({"input_ids": ids[None]}, direction=direction, position=2)
     with torch.no_grad():
         own = float(model(input_ids=ids[None]).last_hidden_state[0, 2] @ direction)
     assert found.value == pytest.approx(own, abs=1e-9)
     with pytest.raises(InputError, match="direction"):
-        explain_inputs(Lens(model), {"input_ids": ids[None]})
+        Lens(model).explain_inputs({"input_ids": ids[None]})
 
 
 def test_nothing_is_left_changed() -> None:
@@ -281,8 +280,8 @@ def test_the_strongest_edges_are_those_of_all(
     monkeypatch.setattr("normlens.attribution.edges._CACHED", block)  # a few queries at a time, or all of them
     model, lens_inputs = headed(family, implementation=implementation), {"input_ids": ids_of(7)[None]}
     lens_inputs["attention_mask"] = torch.tensor([[1] * 6 + [0]])
-    (whole,) = explain_inputs(Lens(model), lens_inputs, output=8, position=5, parts=["edges"])
-    (top,) = explain_inputs(Lens(model), lens_inputs, output=8, position=5, parts=["edges"], edges_top=9)
+    (whole,) = Lens(model).explain_inputs(lens_inputs, output=8, position=5, parts=["edges"])
+    (top,) = Lens(model).explain_inputs(lens_inputs, output=8, position=5, parts=["edges"], edges_top=9)
     assert "edges" not in next(iter(top.sites.values()))
     edges, strongest = whole["edges"], top["edges_top"]
     values = np.sort(np.abs(edges.values).ravel())[::-1]
@@ -291,22 +290,22 @@ def test_the_strongest_edges_are_those_of_all(
         place = {axis: int(edge[axis]) for axis in ("layer", "head", "query", "key")}
         assert float(edge) == pytest.approx(float(edges.sel(place)), abs=1e-9)
         assert str(edge["key_token"].values) == str(edges["key_token"].sel(key=place["key"]).values)
-    assert strongest.attrs["edges_left_out"] == edges.size - 9
-    assert float(strongest.sum()) + strongest.attrs["their_sum"] == pytest.approx(float(edges.sum()), abs=1e-9)
+    assert strongest.attrs["edges_omitted"] == edges.size - 9
+    assert float(strongest.sum()) + strongest.attrs["omitted_sum"] == pytest.approx(float(edges.sum()), abs=1e-9)
     rest = np.abs(edges.values).sum() - values[:9].sum()
-    assert strongest.attrs["their_absolute_sum"] == pytest.approx(rest, abs=1e-9)
+    assert strongest.attrs["omitted_absolute_sum"] == pytest.approx(rest, abs=1e-9)
 
 
 def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.attribution.explain_request.available_bytes", lambda: 10_000)
+    monkeypatch.setattr("normlens.attribution.request.available_bytes", lambda: 10_000)
     lens = Lens(headed("llama", torch.float32))
     calls: list[int] = []
     lens.model.register_forward_pre_hook(lambda *_: calls.append(1))
     with pytest.raises(InputError, match=r"edges must fit in memory: they take .*edges_top"):
-        explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3, parts=["edges"])
+        lens.explain_inputs({"input_ids": ids_of(30)[None]}, output=3, parts=["edges"])
     assert not calls
-    explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3)  # without edges it does fit
-    explain_inputs(lens, {"input_ids": ids_of(30)[None]}, output=3, edges_top=3)
+    lens.explain_inputs({"input_ids": ids_of(30)[None]}, output=3)  # without edges it does fit
+    lens.explain_inputs({"input_ids": ids_of(30)[None]}, output=3, edges_top=3)
 
 
 def test_the_sum_of_steps_is_a_sum() -> None:
@@ -340,14 +339,14 @@ def test_the_whole_proof_runs_once_for_each_state_of_a_model(monkeypatch: pytest
     inputs = {"input_ids": ids_of(6)[None]}
 
     def value() -> float:
-        return float(explain_inputs(lens, inputs, output=3)[0].value)
+        return float(lens.explain_inputs(inputs, output=3)[0].value)
 
     first = value()
     assert value() == first and len(replays) == 1
-    content = explain_inputs(lens, inputs, output=3)[0].provenance["model"]["content"]
+    content = lens.explain_inputs(inputs, output=3)[0].provenance["model"]["content"]
     lens.model.lm_head.weight.data.mul_(2.0)  # leaves the version alone
     assert value() == pytest.approx(2 * first, rel=1e-4) and len(replays) == 2
-    assert explain_inputs(lens, inputs, output=3)[0].provenance["model"]["content"] != content
+    assert lens.explain_inputs(inputs, output=3)[0].provenance["model"]["content"] != content
     with torch.no_grad():
         lens.model.lm_head.weight.mul_(0.5)
     value()
@@ -359,9 +358,9 @@ def test_the_whole_proof_runs_once_for_each_state_of_a_model(monkeypatch: pytest
     value()
     handle.remove()
     assert len(replays) == 5
-    explain_inputs(lens, {**inputs, "attention_mask": torch.tensor([[1] * 5 + [0]])}, output=3)
+    lens.explain_inputs({**inputs, "attention_mask": torch.tensor([[1] * 5 + [0]])}, output=3)
     assert len(replays) == 6
-    explain_inputs(lens, inputs, output=3, attention="chosen")
+    lens.explain_inputs(inputs, output=3, attention="integrated")
     assert len(replays) == 7
 
 
@@ -371,12 +370,12 @@ def test_adapters_are_explained_and_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     model = peft.get_peft_model(headed("llama", torch.float32), config).eval()
     lens, inputs, replays = Lens(model), {"input_ids": ids_of(6)[None]}, _replays(monkeypatch)
-    (adapted,) = explain_inputs(lens, inputs, output=3)
+    (adapted,) = lens.explain_inputs(inputs, output=3)
     with torch.no_grad():
         assert adapted.value == pytest.approx(float(model(**inputs).logits[0, -1, 3]), abs=1e-4)
     assert _total(adapted) == pytest.approx(adapted.value, abs=1e-4)
     with model.disable_adapter():
-        (plain,) = explain_inputs(lens, inputs, output=3)
+        (plain,) = lens.explain_inputs(inputs, output=3)
     own = _explained(headed("llama", torch.float32), ids_of(6), output=3)
     np.testing.assert_allclose(plain["tokens"], own["tokens"], atol=1e-5)
     assert abs(plain.value - adapted.value) > 1e-3 and len(replays) == 3
@@ -392,7 +391,7 @@ def test_left_padding_changes_no_number(family: str) -> None:
     padded = torch.stack([long, torch.cat([torch.full((4,), 2), short])])
     mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
     inputs = {"input_ids": padded, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
-    batch = explain_inputs(Lens(model), inputs, output=8, position=-1, parts=PARTS)
+    batch = Lens(model).explain_inputs(inputs, output=8, position=-1, parts=PARTS)
     for found, ids in zip(batch, (long, short), strict=True):
         alone = _explained(model, ids, output=8, position=-1, parts=PARTS)
         assert found.value == pytest.approx(alone.value, abs=1e-6)

@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from normlens.attribution import erasure as erasing
-from normlens.attribution.gradients import integrated_gradients
-from normlens.attribution.items import Item, batches, item_of, probabilities, values
-from normlens.attribution.methods import METHODS, Method, find_methods, scores
 from normlens.errors import InputError
+from normlens.faithfulness.gradients import integrated_gradients
+from normlens.faithfulness.items import Item, batches, item_of, probabilities, values
+from normlens.faithfulness.methods import METHODS, Method, find_methods, scores
 from normlens.families.tiny import tiny_inputs, tiny_model
 from normlens.lens import Lens
 from tests import tiny
@@ -101,13 +101,13 @@ def test_rollout_is_the_product_of_layers(kind: str) -> None:
     assert found.sum() == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["carried", "carried_zero", "chosen"])
+@pytest.mark.parametrize("method", ["fixed", "fixed_zero", "integrated"])
 def test_complete_methods_are_the_terms_of_explain(method: str) -> None:
     lens, item = _lens("llama"), _item("llama")
     assert METHODS[method].complete
     found = scores(lens, [item], method)[0]
     inputs = {"input_ids": torch.tensor([item.ids])}
-    settings: Any = {"attention": method.removesuffix("_zero")} | ({"reference": "zero"} if "zero" in method else {})
+    settings: Any = {"attention": method.removesuffix("_zero")} | ({"baseline": "zero"} if "zero" in method else {})
     own = lens.explain_inputs(inputs, output=11, against=0, **settings)[0]
     np.testing.assert_allclose(found, own["tokens"], atol=1e-9)
     assert found.sum() + float(own["biases"].sum()) == pytest.approx(float(values(lens, [item])[0]), abs=1e-4)
@@ -121,16 +121,16 @@ def test_a_word_that_is_average_gives_nothing() -> None:
         table[7] = 0.0
         table[7] = table.sum(0) / (len(table) - 1)  # now row 7 is the mean of all rows
     item = Item((9, 7, 12), 11, 13, 2)
-    assert abs(scores(Lens(model), [item], "carried")[0][1]) < 1e-9
-    assert abs(scores(Lens(model), [item], "carried_zero")[0][1]) > 1e-3
+    assert abs(scores(Lens(model), [item], "fixed")[0][1]) < 1e-9
+    assert abs(scores(Lens(model), [item], "fixed_zero")[0][1]) > 1e-3
 
 
 def test_vectors_that_were_handed_in_are_measured_from_zero() -> None:
     model = headed("llama")
     vectors = model.model.embed_tokens(ids_of(5)[None]).detach()
     (found,) = Lens(model).explain_inputs({"inputs_embeds": vectors}, output=3)
-    assert found.provenance["reference"] == "zero"
-    (words,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, output=3, reference="zero")
+    assert found.provenance["baseline"] == "zero"
+    (words,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, output=3, baseline="zero")
     np.testing.assert_allclose(found["tokens"], words["tokens"], atol=1e-9)
 
 
@@ -187,6 +187,6 @@ def test_words_that_are_used_twice_or_by_their_neighbours_still_add_up(family: s
     model = tiny_model(family)
     asked: Any = {"output": 3, "position": [3, 2, 2], "parts": ["tokens", "biases"]}
     for found in Lens(model).explain_inputs(tiny_inputs(model, padded=True), **asked):
-        assert found.provenance["reference"] == "mean"
+        assert found.provenance["baseline"] == "mean"
         total = float(found["tokens"].sum() + found["biases"].sum())
         assert total == pytest.approx(found.value, abs=1e-4 * max(1.0, abs(found.value)))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normlens.attribution import chosen
-from normlens.attribution.explain import explain_inputs
-from normlens.attribution.observer import Wanted
+from normlens.attribution.observer import TermSelection
 from normlens.attribution.terms import Run
 from normlens.decompose.activations import mean_activation
 from normlens.errors import AnatomyError, NormlensError
@@ -58,7 +57,7 @@ def _frozen(function: object, x: Tensor) -> tuple[Tensor, Tensor, float]:
         def forward(self, vectors: Tensor) -> tuple[Tensor]:
             return (self.layers[0](vectors),)
 
-    run = Run(Model(), {"vectors": x}, Wanted(), chosen=False)
+    run = Run(Model(), {"vectors": x}, TermSelection(), chosen=False)
     value = run.output[0].detach()
     terms = run.explain(lambda output: output[0].sum((1, 2)))
     return value, terms.tokens[0], float(sum(v.sum() for v in terms.constants.values()))
@@ -142,7 +141,7 @@ HARD = (
 def test_families_that_are_hard(family: str) -> None:
     model = tiny_model(family)
     for padded in (False, True):
-        for found in explain_inputs(Lens(model), tiny_inputs(model, padded=padded), output=17, position=2):
+        for found in Lens(model).explain_inputs(tiny_inputs(model, padded=padded), output=17, position=2):
             assert found.proof.gap < 1e-5
             assert found.proof.replay < 1e-4
 
@@ -151,7 +150,7 @@ def test_families_that_are_hard(family: str) -> None:
 def test_families_that_are_refused(family: str, says: str) -> None:
     model = tiny_model(family)
     with pytest.raises(NormlensError, match=says):
-        explain_inputs(Lens(model), tiny_inputs(model, padded=False), output=17, position=2)
+        Lens(model).explain_inputs(tiny_inputs(model, padded=False), output=17, position=2)
 
 
 @pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])

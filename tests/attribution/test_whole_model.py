@@ -16,9 +16,9 @@ from tests.reference.whole_model.frozen import Terms
 from tests.reference.whole_model.models import CONFUSABLE, build, inputs_of
 
 #: Names of options and blocks in the public interface.
-ATTENTION = {"fixed": "carried", "integrated": "chosen"}
-BASELINE = "reference"
-BLOCKS = {"baseline": "reference"}
+ATTENTION = {"fixed": "fixed", "integrated": "integrated"}
+BASELINE = "baseline"
+BLOCKS = {"baseline": "baseline"}
 
 PARTS = ["tokens", "states", "edges", "heads", "blocks", "direct", "biases"]
 #: Parts that normlens refuses.

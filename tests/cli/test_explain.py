@@ -153,7 +153,7 @@ def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell:
 @pytest.mark.parametrize(
     ("which", "arguments", "sentence"),
     [
-        ("causal", ("the cat", "--attention", "both"), "attention must be one of carried, chosen"),
+        ("causal", ("the cat", "--attention", "both"), "attention must be one of fixed, integrated"),
         ("causal", ("the cat", "--position", "9"), "0 to 1"),
         ("causal", ("the cat", "--part", "norms"), "parts must be a list of tokens"),
         ("causal", ("the cat", "--target", "Katze"), "encoder-decoder"),

@@ -261,7 +261,7 @@ def explain(family: str) -> None:
     from normlens.lens import Lens
 
     head = {"bert": tf.BertForMaskedLM, "gpt2": tf.GPT2LMHeadModel, "llama": tf.LlamaForCausalLM}[family]
-    parts, rule = ["heads", "edges", "biases"], "chosen" if family == "gpt2" else "carried"
+    parts, rule = ["heads", "edges", "biases"], "integrated" if family == "gpt2" else "fixed"
     found = []
     for device in ("cpu", DEVICE):
         torch.manual_seed(0)
@@ -320,7 +320,7 @@ def tensor_float32(family: str) -> None:
         assert torch.get_float32_matmul_precision() == "high"
     assert_same(expected, found, tolerance=2e-2)
     exact = there.analyze_inputs(on_device(inputs))
-    assert float(exact[0].worst_proof) < 1e-5 < float(found[0].provenance["output_check"]) + 1
+    assert float(exact[0].max_proof_error) < 1e-5 < float(found[0].provenance["output_check"]) + 1
 
 
 @case("bert", "t5", "llama", only="cuda")

@@ -57,7 +57,7 @@ def test_every_number_is_what_the_aligner_and_the_scorer_give(pair_files: dict[s
     np.testing.assert_allclose(errors.mean_norm, cells.mean(-1), rtol=1e-4)
     layer, head = errors.largest_norm_head
     assert errors.mean_norm[layer - 1, head - 1] == errors.mean_norm.max()
-    assert 0 < errors.worst_proof < 1e-4
+    assert 0 < errors.max_proof_error < 1e-4
 
 
 def test_the_first_pairs_are_measured_as_if_there_were_no_others(pair_files: dict[str, Path]) -> None:

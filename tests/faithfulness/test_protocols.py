@@ -14,23 +14,23 @@ import torch
 import transformers
 
 from normlens import faithfulness
-from normlens.attribution.erasure import removable
-from normlens.attribution.items import Item
-from normlens.attribution.methods import METHODS, Method, find_methods
 from normlens.cli.main import main
 from normlens.errors import InputError
+from normlens.faithfulness.erasure import removable
+from normlens.faithfulness.items import Item
+from normlens.faithfulness.methods import METHODS, Method, find_methods
 from normlens.faithfulness.protocols import PROTOCOLS, Asked
 from normlens.faithfulness.published_scores import beside, model_of
+from normlens.faithfulness.report import page, write_report
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
 from normlens.faithfulness.sanity import layers_of, shuffled
-from normlens.faithfulness.study_report import page, write_report
 from normlens.faithfulness.verdicts import verdict
 from normlens.lens import Lens
 from tests import tiny
 from tests.attribution.models import headed
 from tests.reference.faithfulness import drops
 
-CHEAP = ["carried", "gradient_x_input", "erasure", "random"]
+CHEAP = ["fixed", "gradient_x_input", "erasure", "random"]
 
 
 def _classifier() -> Lens:
@@ -199,13 +199,13 @@ def test_a_study_goes_on_where_it_stopped_and_explains_itself(tmp_path: Path) ->
 def test_published_numbers_stand_beside_their_own_model_and_data_alone(tmp_path: Path) -> None:
     lens = _classifier()
     sample = read_texts(lens, _texts(tmp_path))
-    found = faithfulness.study(lens, [sample], methods=["carried"], protocols=["deletion"])
-    assert beside(found, "carried", "aopc_top") == ()
+    found = faithfulness.study(lens, [sample], methods=["fixed"], protocols=["deletion"])
+    assert beside(found, "fixed", "aopc_top") == ()
     assert model_of("bert-base-uncased-SST-2") == "bert-base-sst2"
     whole = Sample("dev", (sample.items * 872)[:872])
     record = {**found.record, "model": {"name": "x/bert-base-uncased-SST-2", "class": "BertForSequenceClassification"}}
     theirs = faithfulness.Study(record, found.methods, found.protocols, (whole,), found.numbers)
-    assert [known.value for known in beside(theirs, "carried", "aopc_top")] == [0.627]
+    assert [known.value for known in beside(theirs, "fixed", "aopc_top")] == [0.627]
     assert beside(theirs, "random", "aopc_top") == ()
     assert "published 0.627" in page(theirs, b"")
 
@@ -266,7 +266,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
 def test_the_command_prints_a_table_a_verdict_and_a_signature(saved: Path, shell: Any, tmp_path: Path) -> None:
     path = _evidence(tmp_path)
-    options = ["--model", saved, "--evidence", path, "--method", "carried", "--method", "random"]
+    options = ["--model", saved, "--evidence", path, "--method", "fixed", "--method", "random"]
     code, out, err = shell("faithful", *options)
     assert code == 0, err
     assert "evidence, MRR" in out and "2 refused" not in out.split("\n")[0] and "wrote faithful/report.html" in out

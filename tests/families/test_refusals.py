@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama
 from normlens import Lens
 from normlens.decompose.block import Block
 from normlens.errors import AnatomyError, DecompositionError, InputError
-from normlens.families.family_checks import with_rotated_heads
+from normlens.families.checks import with_rotated_heads
 from normlens.families.tiny import randomize, tiny_config, tiny_inputs, tiny_model
 from normlens.measures.proof import Subject, prove_sums
 from normlens.measures.request import Request

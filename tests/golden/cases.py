@@ -26,9 +26,9 @@ Case = Callable[[], Results]
 
 #: The options of an explanation by the names under which their results are recorded.
 RULES = {
-    "fixed-mean": {"attention": "carried", "reference": "mean"},
-    "fixed-zero": {"attention": "carried", "reference": "zero"},
-    "integrated-mean": {"attention": "chosen", "reference": "mean"},
+    "fixed-mean": {"attention": "fixed", "baseline": "mean"},
+    "fixed-zero": {"attention": "fixed", "baseline": "zero"},
+    "integrated-mean": {"attention": "integrated", "baseline": "mean"},
 }
 PARTS = ["tokens", "states", "edges", "heads", "blocks", "direct", "biases"]
 MODELS = Path(os.environ.get("NORMLENS_REAL_MODELS", "../models"))

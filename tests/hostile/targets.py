@@ -52,7 +52,7 @@ def warm_up() -> None:
     import normlens.experiments.kobayashi2020_bert
     import normlens.experiments.kobayashi2020_nmt
     import normlens.experiments.kobayashi2024
-    import normlens.faithfulness.study_report
+    import normlens.faithfulness.report
     import normlens.families.table
     import normlens.viewer.page  # noqa: F401
 

@@ -89,7 +89,7 @@ def test_weights_that_are_more_than_a_softmax_are_refused(monkeypatch: pytest.Mo
     lens = Lens(tiny_model("gpt_oss"))
     lens.anatomy  # noqa: B018
     monkeypatch.setattr(AttentionCall, "eager", inflated)
-    monkeypatch.setattr(lens, "_forget", lambda: None)
+    monkeypatch.setattr(lens.traced, "forget", lambda: None)
     with pytest.raises(DecompositionError, match="sum of a query's attention weights, at most 1"):
         lens.analyze_inputs(tiny_inputs(lens.model, padded=False))
 
@@ -168,7 +168,7 @@ def test_f_as_an_affine_map_gives_f_norm(family: str) -> None:
     norms: dict[int, Tensor] = {}
 
     def take(result: Any, block: Any) -> None:
-        found[result.layer], norms[result.layer] = block.tensors.x[0], result.values["f_norm"][0]
+        found[result.layer], norms[result.layer] = block.x[0], result.values["f_norm"][0]
 
     lens.run(inputs, request, take)
     for site in lens.anatomy.sites:

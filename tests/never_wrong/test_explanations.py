@@ -102,7 +102,7 @@ def test_token_ids_that_are_position_ids(ids: list[int]) -> None:
     model = gpt2()
     model.transformer.wte.weight.data[:] = model.transformer.wte.weight.data[:1]
     (found,) = Lens(model).explain_inputs({"input_ids": torch.tensor([ids])}, output=7)
-    assert found.provenance["reference"] == "mean"
+    assert found.provenance["baseline"] == "mean"
     np.testing.assert_allclose(found["tokens"], 0.0, atol=1e-12)
 
 

@@ -101,12 +101,12 @@ def test_positions_of_the_shape_of_ids_are_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("family", ["fnet", "funnel", "convbert"])
-@pytest.mark.parametrize("reference", ["mean", "zero"])
-def test_what_padding_gave_is_no_tokens(family: str, reference: Any) -> None:
+@pytest.mark.parametrize("baseline", ["mean", "zero"])
+def test_what_padding_gave_is_no_tokens(family: str, baseline: Any) -> None:
     model = tiny_model(family).double()
     ids, mask = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     inputs = {"input_ids": ids, "attention_mask": mask}
-    for found in Lens(model).explain_inputs(inputs, output=7, position=1, reference=reference, parts=["biases"]):
+    for found in Lens(model).explain_inputs(inputs, output=7, position=1, baseline=baseline, parts=["biases"]):
         total = float(found["tokens"].sum() + found["biases"].sum())
         assert total == pytest.approx(float(found.value), abs=1e-5)
 

@@ -104,7 +104,7 @@ def explain(lens: Lens, inputs: dict[str, Any]) -> None:
 
 
 def integrate(lens: Lens, inputs: dict[str, Any]) -> None:
-    lens.explain_inputs(inputs, output=3, position=1, attention="chosen")
+    lens.explain_inputs(inputs, output=3, position=1, attention="integrated")
 
 
 @pytest.mark.parametrize("call", [analyze, explain, integrate])

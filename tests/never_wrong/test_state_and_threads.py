@@ -225,7 +225,7 @@ def test_a_pass_that_fails_lets_the_next_one_in(monkeypatch: pytest.MonkeyPatch)
     before, lens = snapshot(model), Lens(model)
     lens.analyze_inputs({"input_ids": IDS})
     with monkeypatch.context() as patch:
-        patch.setattr("normlens.measures.run.measure", lambda *args: 1 / 0)
+        patch.setattr("normlens.measures.run.measure_block", lambda *args: 1 / 0)
         failures = in_threads(lambda n: lens.analyze_inputs({"input_ids": IDS}) and None, 3)
         assert [type(failure.__cause__) for failure in failures] == [ZeroDivisionError] * 3
         with pytest.raises(AnatomyError, match=r"BertModel .* is not supported on this input: ZeroDivisionError"):

@@ -23,9 +23,9 @@ def lens_of(name: str) -> Lens:
     return normlens.load(MODELS / name, **case.load)
 
 
-@pytest.mark.parametrize("attention", ["carried", "chosen"])
+@pytest.mark.parametrize("attention", ["fixed", "integrated"])
 @pytest.mark.parametrize("name", [case.folder for case in CASES])
-def test_terms_add_up(name: str, attention: Literal["carried", "chosen"]) -> None:
+def test_terms_add_up(name: str, attention: Literal["fixed", "integrated"]) -> None:
     case = next(case for case in CASES if case.folder == name)
     found = worst(case, lens_of(name), attention)
     assert found.gap < 1e-5 and found.replay < 1e-5 and found.output < 1e-6

@@ -55,7 +55,7 @@ def test_maps_through_the_feed_forward_block(name: str) -> None:
     two_sided = "cross" in lens.anatomy.kinds
     names = ["ff_n", "ffres_n", "ffresln_n", "value_zeroing", "alti", "enc_n"]
     found = lens.analyze(source, target=target if two_sided else None, measures=names)
-    assert found.worst_proof < 1e-4
+    assert found.max_proof_error < 1e-4
     for kind in found.sites:
         site = found.site(kind)
         beside = site.residual_norm("alti") if kind == "cross" else 0

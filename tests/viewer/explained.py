@@ -89,7 +89,7 @@ def explanation(
         "probability": [0.5] * steps if steps else 0.25,
         "position": len(tokens) - 1 - max(0, steps - 1),
         "token_at_position": tokens[len(tokens) - 1 - max(0, steps - 1)],
-        "attention": "carried",
+        "attention": "fixed",
         "direction": False,
         "versions": {"normlens": "0.1.0"},
     }
@@ -126,7 +126,7 @@ def translation() -> Explanation:
             "probability": 0.9,
             "position": 1,
             "token_at_position": "▁Les",
-            "attention": "carried",
+            "attention": "fixed",
             "versions": {"normlens": "0.1.0"},
             "text": "The cats",
             "target": "Les chats",

@@ -74,7 +74,7 @@ print(f"by the product of maps, {product[-1, 0]:.0%} of the last position comes 
 # That is a statement about where vectors passed, not about what decided the output. For that, ask for the terms of one number, which
 # add up, and set one answer against another: whatever the sink gives to both cancels. Each word is measured from an average word in
 # its place; what any word would have given there, the sink's share above all, is no word's merit and stands under `biases`
-# (`reference="zero"` would give it to the words: 1.71 to *The*).
+# (`baseline="zero"` would give it to the words: 1.71 to *The*).
 
 # %%
 explanation = lens.explain("The capital of France is", output=" Paris", against=" London")

@@ -84,7 +84,7 @@ plot_maps(analysis.sites["encoder"], layers=[5], own="faded", provenance=analysi
 # It is exact, and the run proved it: parts, residual and biases add up to the model's own vectors.
 
 # %%
-print(f"largest relative error: {analysis.worst_proof:.0e}")
+print(f"largest relative error: {analysis.max_proof_error:.0e}")
 
 # %% [markdown]
 # Over a corpus this becomes Table 2 and Figure 3 of the paper: `normlens reproduce kobayashi2020-bert`

@@ -13,7 +13,7 @@ import normlens
 folder = Path(mkdtemp())
 people, things = ["The baker", "A tired nurse", "My neighbour", "The old captain"], ["the bread", "a letter", "the map"]
 verbs, places = (
-    ["carried", "forgot", "painted"],
+    ["fixed", "forgot", "painted"],
     ["at the station", "before the storm", "in the kitchen", "near the sea"],
 )
 lines = [f"{p} {v} {t} {w}." for p in people for v in verbs for t in things for w in places]

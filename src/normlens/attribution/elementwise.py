@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def held(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result is a weight or a choice: held as it is."""
-    return run.hold(lambda: function(*detached(args), **detached(kwargs)))
+    return run.freeze(lambda: function(*detached(args), **detached(kwargs)))
 
 
 # ---- activations and gates ---------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def apply_activation(run: FrozenPass, z: Tensor, function: Function, key: Hashab
     chain = chain_of(z)
     known = None if key is None or chain.key is None else (chain.key, key)
     before = chain.function
-    return run.bend(Chain(chain.source, lambda x: function(before(x)), known, True), lambda: function(z.detach()))
+    return run.activate(Chain(chain.source, lambda x: function(before(x)), known, True), lambda: function(z.detach()))
 
 
 #: Functions whose own form would be refused in a closed form (in-place variants, methods) under one name.
@@ -72,14 +72,14 @@ def multiply(run: FrozenPass, name: str, function: Function, args: tuple[Any, ..
     same = same_source((a, b))
     if same is not None:
         both = replace(joined("mul", torch.mul, (a, b), same, ()), bent=True)
-        return run.bend(both, lambda: torch.mul(a.detach(), b.detach()))
+        return run.activate(both, lambda: torch.mul(a.detach(), b.detach()))
     bent = [x for x in (a, b) if is_bent(x)]
     if len(bent) == 2:  # two activations: the wider bend cannot be told, so the first is the gate
         bent = bent[:1]
     if bent:
         gate, other = bent[0], b if bent[0] is a else a
         if gate.shape != other.shape and gate.shape[-1] == 1:  # one number for a whole vector: a router's weight
-            return torch.mul(run.hold(gate.detach), other)
+            return torch.mul(run.freeze(gate.detach), other)
         return _gated(run, gate, other)
     return halved(run, torch.mul, a, b, {})
 
@@ -88,12 +88,12 @@ def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
     chain = chain_of(gate)
     source = chain.source if chain.source.shape == gate.shape else chain.source.expand(gate.shape)
     if run.replaying:
-        a0, b0, active = run.hold(lambda: ())
+        a0, b0, active = run.freeze(lambda: ())
         with torch.set_grad_enabled(False):  # an activation may have weights of its own
             to_a, c = gate_factors(a0, b0, active, chain.function, chain.key, chain.slope_at_zero)
         return to_a * source + c * other
     active = gate.detach()
-    run.hold(lambda: (source.detach(), other.detach(), active))
+    run.freeze(lambda: (source.detach(), other.detach(), active))
     out: Tensor = Gated.apply(source, other, chain.function, chain.key, active, chain.slope_at_zero)
     return out
 
@@ -113,8 +113,8 @@ def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...]
     same = same_source((a, b))
     if same is not None and is_bent(b):
         both = replace(joined("div", torch.div, (a, b), same, ()), bent=True)
-        return run.bend(both, lambda: torch.div(a.detach(), b.detach()))
-    return torch.div(a, run.hold(b.detach))
+        return run.activate(both, lambda: torch.div(a.detach(), b.detach()))
+    return torch.div(a, run.freeze(b.detach))
 
 
 def negate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,15 +150,15 @@ def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
         if is_bent(x):  # a limited activation is an activation
             return activate(run, name, function, args, kwargs)
         value = x.detach().clamp(low, high)
-        inside = run.hold(lambda: value == x.detach())
-        limit = run.hold(lambda: torch.where(inside, 0.0, value))
+        inside = run.freeze(lambda: value == x.detach())
+        limit = run.freeze(lambda: torch.where(inside, 0.0, value))
         out = torch.where(inside, x, torch.zeros((), dtype=x.dtype, device=x.device)) + limit
         if bool(limit.any()):
             run.constant(out, lambda: limit)
         return out
     a, b = args[0], args[1]
     a, b = (x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=b.dtype, device=b.device) for x in (a, b))
-    first = run.hold(
+    first = run.freeze(
         lambda: a.detach() >= b.detach() if name in ("maximum", "max", "fmax") else a.detach() <= b.detach()
     )
     out = torch.where(first, a, b)
@@ -182,10 +182,10 @@ def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
 def halved(run: FrozenPass, function: Function, a: Tensor, b: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """A bilinear map, each factor in turn: half the gradient to each."""
     if run.replaying:
-        a0, b0 = run.hold(lambda: (a, b))
+        a0, b0 = run.freeze(lambda: (a, b))
         half: Tensor = 0.5 * function(a, b0, **kwargs) + 0.5 * function(a0, b, **kwargs)
         return half
-    run.hold(lambda: (a.detach(), b.detach()))
+    run.freeze(lambda: (a.detach(), b.detach()))
     # Half the gradient: `out` in value, `out / 2` in slope.
     out: Tensor = function(a, b, **kwargs)
     out.register_hook(lambda gradient: gradient * 0.5)

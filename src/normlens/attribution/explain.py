@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.inputs import rows_of
 from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.scope import PassScope
-from normlens.attribution.explain_request import AttentionRule, ExplainRequest, Reference
 from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
 from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
+from normlens.attribution.request import ExplainOptions, ExplainRequest, InputOptions
 from normlens.attribution.results import explanation
-from normlens.attribution.solving import knowledge_of, solve
+from normlens.attribution.solving import checks_for, solve
 from normlens.errors import InputError
 from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
 from normlens.inputs.tokens import Tokens
@@ -27,79 +27,68 @@ from normlens.results.explanation import Explanation
 def explain_texts(
     lens: Lens,
     text: Text | Sequence[Text],
-    pair: Text | Sequence[Text] | None = None,
-    target: Text | Sequence[Text] | None = None,
-    *,
-    output: Output | Sequence[Output] = None,
-    against: Output | Sequence[Output] = None,
-    position: int | Sequence[int] | None = None,
-    direction: Any = None,
-    attention: AttentionRule = "carried",
-    reference: Reference = "mean",
-    parts: Sequence[str] | None = None,
-    edges_top: int | None = None,
-    generate: bool = False,
-    pretokenized: bool = False,
-    truncate: bool = False,
-    batch_size: int = 8,
-    progress: Callable[[int, int], None] | None = None,
+    pair: Text | Sequence[Text] | None,
+    target: Text | Sequence[Text] | None,
+    options: ExplainOptions,
 ) -> Explanation | list[Explanation]:
     """Explain one number that the model puts out for a text, or one for each text of a list (see `Lens.explain`)."""
+    batch_size, progress = options.get("batch_size", 8), options.get("progress")
+    pretokenized = options.get("pretokenized", False)
     check_batch_size(batch_size)
-    request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
-    resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
-    resolver.check(request.direction is not None, output, against)
-    write = JobWriter(lens, resolver, Reading(generate, truncate, pretokenized), direction=direction is not None)
+    request, resolver = _checked(lens, options, ExplainOptions)
+    reading = Reading(options.get("generate", False), options.get("truncate", False), pretokenized)
+    write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
     single, rows = as_lists(text, pair, target, pretokenized)
-    asked = _for_each_row(len(rows), output=output, against=against, position=position)
-    jobs = [write(Asked(*row, *which)) for row, which in zip(rows, asked, strict=True)]
+    jobs = [write(Asked(*row, *which)) for row, which in zip(rows, _for_each_row(len(rows), options), strict=True)]
     request.check_fits(resolver.model, [(job.text.lengths, len(job.steps)) for job in jobs])
-    found: dict[int, Explanation] = {}
+    explanations: dict[int, Explanation] = {}
     for batch in _batches(lens, resolver.model, jobs, batch_size):
-        mine = [jobs[i] for i in batch]
-        inputs = _padded(lens, resolver.model, mine)
-        solved = solve(lens, resolver, inputs, [job.steps for job in mine], request)
-        for row, (i, job) in enumerate(zip(batch, mine, strict=True)):
-            found[i] = explanation(lens, resolver, request, inputs, row, job, solved[row])
+        batch_jobs = [jobs[i] for i in batch]
+        inputs = _padded(lens, resolver.model, batch_jobs)
+        explanations.update(zip(batch, _explain_batch(lens, resolver, request, inputs, batch_jobs), strict=True))
         if progress is not None:
-            progress(len(found), len(jobs))
-    results = [found[i] for i in range(len(jobs))]
+            progress(len(explanations), len(jobs))
+    results = [explanations[i] for i in range(len(jobs))]
     return results[0] if single else results
 
 
-def explain_inputs(
-    lens: Lens,
-    inputs: Mapping[str, Any],
-    *,
-    output: Output | Sequence[Output] = None,
-    against: Output | Sequence[Output] = None,
-    position: int | Sequence[int] | None = None,
-    direction: Any = None,
-    attention: AttentionRule = "carried",
-    reference: Reference = "mean",
-    parts: Sequence[str] | None = None,
-    edges_top: int | None = None,
-) -> list[Explanation]:
-    """Explain tensors that you prepared yourself: one `Explanation` per row."""
-    request = ExplainRequest.of(parts, attention, reference, direction, edges_top)
-    resolver = Resolver(_plain_model(lens.model), lens.tokenizer)
-    resolver.check(request.direction is not None, output, against)
+def explain_inputs(lens: Lens, inputs: Mapping[str, Any], options: InputOptions) -> list[Explanation]:
+    """Explain prepared tensors: one `Explanation` per row (see `Lens.explain_inputs`)."""
+    request, resolver = _checked(lens, options, InputOptions)
     for name in ("logits_to_keep", "num_logits_to_keep"):
         if isinstance(inputs.get(name), Tensor) or inputs.get(name):
             raise InputError(f"explain_inputs() needs the whole output, got {name}={inputs[name]}; leave it out")
-    rows = rows_of(inputs)
-    jobs = [
-        _prepared_job(lens, resolver, inputs, row, *which, direction=direction is not None)
-        for row, which in enumerate(_for_each_row(rows, output=output, against=against, position=position))
-    ]
+    jobs = []
+    for row, which in enumerate(_for_each_row(rows_of(inputs), options)):
+        jobs.append(_prepared_job(lens, resolver, inputs, row, *which, direction=request.direction is not None))
     request.check_fits(resolver.model, [(job.text.lengths, 1) for job in jobs])
+    return _explain_batch(lens, resolver, request, inputs, jobs)
+
+
+def _checked(lens: Lens, options: Mapping[str, Any], allowed: Any) -> tuple[ExplainRequest, Resolver]:
+    """Check what can be checked before anything is read."""
+    request = ExplainRequest.of(options, allowed)
+    model: nn.Module = getattr(lens.model, "_orig_mod", lens.model)  # a compiled graph shows no operations
+    resolver = Resolver(model, lens.tokenizer)
+    resolver.check(request.direction is not None, options.get("output"), options.get("against"))
+    return request, resolver
+
+
+def _explain_batch(
+    lens: Lens, resolver: Resolver, request: ExplainRequest, inputs: Mapping[str, Any], jobs: Sequence[Job]
+) -> list[Explanation]:
+    """The explanations of the rows of one batch."""
     solved = solve(lens, resolver, inputs, [job.steps for job in jobs], request)
-    return [explanation(lens, resolver, request, inputs, row, job, solved[row]) for row, job in enumerate(jobs)]
+    explanations = []
+    for row, job in enumerate(jobs):
+        explanations.append(explanation(lens, resolver, request, inputs, row, job, solved[row]))
+    return explanations
 
 
-def _for_each_row(count: int, **given: Any) -> list[tuple[Any, ...]]:
-    """What is asked of each row, in the order in which it was named."""
-    return list(zip(*(one_for_each(x, count, what) for what, x in given.items()), strict=True))
+def _for_each_row(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Output, against and position of each row."""
+    each = [one_for_each(options.get(name), count, name) for name in ("output", "against", "position")]
+    return list(zip(*each, strict=True))
 
 
 def _prepared_job(
@@ -155,7 +144,7 @@ def _batches(lens: Lens, model: nn.Module, jobs: Sequence[Job], size: int) -> It
 
 def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
     """Whether this model puts out other numbers for a row that is padded (convolutions, FNet); found out once."""
-    known = knowledge_of(lens)
+    known = checks_for(lens)
     if known.padding_matters is None:
         rows = [jobs[0], jobs[-1]]
         with PassScope(model):
@@ -169,9 +158,3 @@ def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
 
 def _padded(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> dict[str, Tensor]:
     return pad_rows([job.text.inputs for job in jobs], lens.encoder.padding, next(model.parameters()).device)
-
-
-def _plain_model(model: nn.Module) -> nn.Module:
-    """The model itself where it was compiled: a compiled graph shows no operations."""
-    plain: nn.Module = getattr(model, "_orig_mod", model)
-    return plain

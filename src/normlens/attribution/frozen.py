@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normlens.attribution.affine import Sloped
-from normlens.attribution.chosen import Weights
 from normlens.attribution.edges import AttentionWeights
 from normlens.attribution.elementwise import apply_activation
+from normlens.attribution.integrated import Weights
 from normlens.attribution.layers import Place
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
 from normlens.attribution.operands import Function, is_live, mapped, tensors
@@ -78,7 +78,7 @@ class FrozenPass(TorchFunctionMode):
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
-    def hold(self, compute: Callable[[], Any]) -> Any:
+    def freeze(self, compute: Callable[[], Any]) -> Any:
         """A value that is held fixed: computed, and in a replay the value of the recorded pass."""
         if self.replaying:
             assert self.tape is not None
@@ -96,11 +96,11 @@ class FrozenPass(TorchFunctionMode):
             self.tape.append((self._name, value))
         return value
 
-    def hold_as(self, name: str, compute: Callable[[], Any]) -> Any:
+    def freeze_as(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that is held by something larger than one operation."""
         self._name = name
         with torch._C.DisableTorchFunction():
-            return self.hold(compute)
+            return self.freeze(compute)
 
     def activation(self, z: Tensor, function: Callable[[Tensor], Tensor], key: Hashable | None) -> Tensor:
         """The result of an activation module, which is one function of its input, whatever it is written with."""
@@ -274,17 +274,17 @@ class FrozenPass(TorchFunctionMode):
         if is_live(out):
             self._lineage(out).chain = chain
 
-    def bend(self, chain: Chain, compute: Callable[[], Tensor]) -> Tensor:
+    def activate(self, chain: Chain, compute: Callable[[], Tensor]) -> Tensor:
         """`g(z)` with its slope held."""
         z = chain.source
         if self.replaying:
-            z0, value, zero = self.hold(lambda: ())
+            z0, value, zero = self.freeze(lambda: ())
             out = z * slope_of(z0, value, zero, chain.slope_at_zero)
             out = out if zero is None else out + zero
         else:
             zero = chain.at_zero()
             out = Sloped.apply(z, compute, zero, chain.slope_at_zero)
-            self.hold(lambda: (z.detach(), out.detach(), zero))
+            self.freeze(lambda: (z.detach(), out.detach(), zero))
             if zero is not None:
                 self.constant(out, lambda: zero)
         self.chain(out, chain)
@@ -348,7 +348,7 @@ class FrozenPass(TorchFunctionMode):
 
     # ---- attention -----------------------------------------------------------------------------------------------
 
-    def weigh(self, out: Any, scores: Any, function: Callable[[Tensor], Tensor], plain: bool) -> None:
+    def mark_attention(self, out: Any, scores: Any, function: Callable[[Tensor], Tensor], plain: bool) -> None:
         """`out` are weights that a softmax gave."""
         if isinstance(out, Tensor) and isinstance(scores, Tensor):
             lineage = Lineage(self.listener.layer, None)

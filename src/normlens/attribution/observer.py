@@ -86,7 +86,7 @@ class Block:
 
 
 @dataclass
-class Last:
+class FinalStream:
     """The stream after its last block, and the same sum with every block's output as a leaf."""
 
     stream: Tensor
@@ -95,7 +95,7 @@ class Last:
 
 
 @dataclass
-class Wanted:
+class TermSelection:
     """What is read in passing, beside the entrances of layers."""
 
     heads: bool = False
@@ -123,7 +123,7 @@ class Replayed:
     factors: list[Tensor]  # row position, for each stack
 
 
-class Kept:
+class SavedTensor:
     """The numbers of a tensor as they were, also where the model's code changes it in place afterwards."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -142,7 +142,7 @@ class Observer:
     """The layers of one pass."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], wanted: Wanted, replayed: Replayed | None = None
+        self, model: nn.Module, inputs: Mapping[str, Any], wanted: TermSelection, replayed: Replayed | None = None
     ) -> None:
         self.wanted = wanted
         self.replayed = replayed
@@ -161,9 +161,9 @@ class Observer:
         self.blocks: list[Block] = []
         self.mixed_rows = False
         self.looks_back = False  # whether a layer uses what was made before the first one
-        self._kept: dict[int, list[Kept]] = {}
+        self._kept: dict[int, list[SavedTensor]] = {}
         self._hooks: list[RemovableHandle] = []
-        self.last: Last | None = None
+        self.last: FinalStream | None = None
 
     # ---- layers --------------------------------------------------------------------------------------------------
 
@@ -398,9 +398,9 @@ class Observer:
         remember(taken, Lineage(self.layer, None))
         return taken
 
-    def keep(self, tensor: Tensor) -> Kept:
+    def keep(self, tensor: Tensor) -> SavedTensor:
         """The numbers of a tensor for the backward pass."""
-        kept = Kept(tensor)
+        kept = SavedTensor(tensor)
         self._kept.setdefault(tensor.untyped_storage().data_ptr(), []).append(kept)
         return kept
 
@@ -531,10 +531,10 @@ class Observer:
                 block.leaf = part.detach().clone().requires_grad_()
                 lineage.shadow = lineage.shadow + block.leaf
         if lineage.shadow is not None:
-            self.last = Last(out, lineage.shadow)
+            self.last = FinalStream(out, lineage.shadow)
             self.listen(out, self._last_reader(self.last))
 
-    def _block_reader(self, block: Block, kept: Kept) -> Callable[[Tensor], None]:
+    def _block_reader(self, block: Block, kept: SavedTensor) -> Callable[[Tensor], None]:
         """Read what a part of the residual sum gave, where its positions can be told."""
         rows, positions = axes = self.entrances[-1].axes
         vectors = self.stacks[self.side or 0].entrance.vectors
@@ -552,7 +552,7 @@ class Observer:
 
         return read
 
-    def _last_reader(self, last: Last) -> Callable[[Tensor], None]:
+    def _last_reader(self, last: FinalStream) -> Callable[[Tensor], None]:
         def read(gradient: Tensor) -> None:
             if last is self.last:
                 last.gradient = gradient

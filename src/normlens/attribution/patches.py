@@ -108,7 +108,7 @@ def _with_held_weights(function: Callable[..., Any], run: FrozenPass) -> Callabl
         given = signature.bind(*args, **kwargs)
         for name, value in given.arguments.items():
             if name in _WEIGHTS and isinstance(value, Tensor) and value.requires_grad:
-                given.arguments[name] = run.hold_as("recurrence", value.detach)
+                given.arguments[name] = run.freeze_as("recurrence", value.detach)
         out = function(*given.args, **given.kwargs)
         run.mixed_positions(out)
         return out

@@ -104,17 +104,16 @@ class Numbers:
             self.sizes = along.detach().abs().sum(-1).double().cpu()
             return along.sum(-1)
         logits = first_tensor(output)
-        gather_rows = [
+        rows = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]
             for row, question in enumerate(self._questions)
         ]
         if not self.answers:  # a choice is made once: the replay asks for the same number
             self.answers = [
-                _answer(q, scores.detach(), self._probability)
-                for q, scores in zip(self._questions, gather_rows, strict=True)
+                _answer(q, scores.detach(), self._probability) for q, scores in zip(self._questions, rows, strict=True)
             ]
         numbers, sizes = [], []
-        for answer, scores in zip(self.answers, gather_rows, strict=True):
+        for answer, scores in zip(self.answers, rows, strict=True):
             number = scores[answer.output]
             sizes.append(number.detach().abs())
             if answer.against is not None:

@@ -11,9 +11,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from normlens.attribution.explain_request import ExplainRequest
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Resolver, real_positions
+from normlens.attribution.request import ExplainRequest
 from normlens.attribution.solving import Solved
 from normlens.attribution.terms import Terms, Where
 from normlens.errors import InputError
@@ -22,7 +22,7 @@ from normlens.lens import Lens
 from normlens.provenance import versions
 from normlens.results.explanation import Explanation, Proof
 
-BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "reference")
+BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "baseline")
 Arrays = dict[str, xr.DataArray]
 
 
@@ -54,14 +54,14 @@ def explanation(
         "model": lens.identity,
         **_asked(resolver, labels, job, solved),
         "attention": request.attention,
-        "reference": _baseline(request, labels, solved),
+        "baseline": _baseline(request, labels, solved),
         "parts": [part for part in request.parts if part not in found.left_out],
         "left_out": found.left_out,
         "direction": request.direction is not None,
         "versions": versions(),
         **job.text.notes,
     }
-    if request.attention == "chosen":
+    if request.attention == "integrated":
         record["quadrature"] = gap
     return Explanation(found.sites, found.value, Proof(gap, over_value, solved.replay, solved.output), record)
 
@@ -71,7 +71,7 @@ def _baseline(request: ExplainRequest, labels: Labels, solved: Solved) -> Any:
 
     Vectors that were handed in were looked up in no table, so they are measured from zero.
     """
-    if request.reference == "zero":
+    if request.baseline == "zero":
         return "zero"
     used = ["zero" if given is None else "mean" for given in solved.steps[0].words]
     return used[0] if len(set(used)) == 1 else dict(zip(labels.sites, used, strict=True))
@@ -155,7 +155,7 @@ class Labelled:
 
 def labelled(steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges_top: int | None = None) -> Labelled:
     """Name the axes of what was found, step by step."""
-    shelf = _Shelf(steps, labels, parts, edges_top)
+    shelf = _ArrayBuilder(steps, labels, parts, edges_top)
     sites = {name: shelf.side(stack) for stack, name in enumerate(labels.sites)}
     if len(labels.sites) > 1:
         cross = shelf.attention(1, "cross_attention", 0)
@@ -167,7 +167,7 @@ def labelled(steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges
     return Labelled(sites, value, [part for part in parts if part not in kept])
 
 
-class _Shelf:
+class _ArrayBuilder:
     """Puts the terms of all steps into arrays."""
 
     def __init__(self, steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges_top: int | None) -> None:
@@ -268,7 +268,7 @@ class _Shelf:
         coords["query_token"] = (axes, strings[0][coords["query"][1]])
         coords["key_token"] = (axes, strings[1][coords["key"][1]])
         array = xr.DataArray(joined(lambda top: top.values), dims=axes, coords=labels.steps | coords, name="edges_top")
-        for name in ("edges_left_out", "their_sum", "their_absolute_sum"):
+        for name in ("edges_omitted", "omitted_sum", "omitted_absolute_sum"):
             array.attrs[name] = [getattr(top, name) for top in tops] if labels.stepwise else getattr(tops[0], name)
         return {"edges_top": array}
 
@@ -360,9 +360,9 @@ def _by_layer(found: Mapping[Where, Tensor], stack: int, kind: str, layers: Any)
 class _Top:
     values: Any  # edge
     places: Any  # edge, (layer, head, query, key)
-    edges_left_out: int
-    their_sum: float
-    their_absolute_sum: float
+    edges_omitted: int
+    omitted_sum: float
+    omitted_absolute_sum: float
 
 
 def _top(terms: Terms, stack: int, kind: str, queries: list[int], keys: list[int], count: int) -> _Top | None:

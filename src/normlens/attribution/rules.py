@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from normlens.attribution.affine import Normalized
-from normlens.attribution.attention_rules import attend, fused_attention, multi_head, softmax
+from normlens.attribution.attention import attend, fused_attention, multi_head, softmax
 from normlens.attribution.elementwise import (
     activate,
     chain_of,
@@ -233,8 +233,8 @@ def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     """A matrix product: of a part and a weight it is linear; of two parts the left one is held.
 
     Two parts meet in attention: scores (`q k`), which a softmax will hold anyway, and linear attention, where queries and
-    keys are weights. Where the residual stream itself is a factor (AltUp), or under `attention="chosen"`, it is a product of
-    two parts like any other: half and half.
+    keys are weights. Where the residual stream itself is a factor (AltUp), or under `attention="integrated"`, it is a
+    product of two parts like any other: half and half.
     """
     a, b = args[0], args[1]
     weights = lineage_of(a)
@@ -246,10 +246,10 @@ def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     if run.chosen or streams:
         other = a if streams and streams[0] is b else b
         if not run.chosen and is_bent(other):  # a router's weights, with which streams are mixed
-            held = run.hold(other.detach)
+            held = run.freeze(other.detach)
             return function(held, b, **kwargs) if other is a else function(a, held, **kwargs)
         return halved(run, function, a, b, kwargs)
-    return function(run.hold(a.detach), b, **kwargs)
+    return function(run.freeze(a.detach), b, **kwargs)
 
 
 def einsum(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -268,7 +268,7 @@ def einsum(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...]
         raise AnatomyError("an operation must have a rule: `einsum` of three operands, two of them live, has none")
     if run.chosen:
         return halved(run, lambda a, b: function(equation, a, b), operands[0], operands[1], {})
-    return function(equation, run.hold(operands[0].detach), operands[1])
+    return function(equation, run.freeze(operands[0].detach), operands[1])
 
 
 def grouped(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -313,11 +313,11 @@ def normalize(run: FrozenPass, name: str, function: Function, args: tuple[Any, .
         return out if gamma is None else out * gamma
 
     if run.replaying:
-        out = scaled(x, run.hold(lambda: None))
+        out = scaled(x, run.freeze(lambda: None))
         return out if beta is None else out + beta
     scales: list[Tensor] = []
     out = Normalized.apply(x, list(given["normalized_shape"]), gamma, beta, eps, scales.append)
-    run.hold(lambda: scales[0])
+    run.freeze(lambda: scales[0])
     if beta is not None:
         run.constant(out, lambda: beta)
     run.normalized(out, x, lambda y: scaled(y, scales[0]), beta)
@@ -332,7 +332,7 @@ def rms(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     axes = tuple(range(-len(given["normalized_shape"]), 0))
     wide = torch.promote_types(x.dtype, torch.float32)
-    scale = run.hold(lambda: torch.rsqrt(x.detach().to(wide).square().mean(axes, keepdim=True) + eps).to(x.dtype))
+    scale = run.freeze(lambda: torch.rsqrt(x.detach().to(wide).square().mean(axes, keepdim=True) + eps).to(x.dtype))
     with run:
         out = x * scale
         return out if gamma is None else out * gamma
@@ -344,7 +344,9 @@ def group_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, 
     given = dict(zip(names, args, strict=False)) | kwargs
     x, gamma, beta = given["input"], given.get("weight"), given.get("bias")
     parts = x.reshape(x.shape[0], given["num_groups"], -1)
-    scale = run.hold(lambda: torch.rsqrt(parts.detach().var(-1, unbiased=False, keepdim=True) + given.get("eps", 1e-5)))
+    scale = run.freeze(
+        lambda: torch.rsqrt(parts.detach().var(-1, unbiased=False, keepdim=True) + given.get("eps", 1e-5))
+    )
     shape = (1, -1, *[1] * (x.ndim - 2))
     with run:
         out = ((parts - parts.mean(-1, keepdim=True)) * scale).reshape(x.shape)
@@ -363,7 +365,7 @@ def unit(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], 
     """`functional.normalize`: the length is held."""
     x = args[0]
     out = function(detached(x), *args[1:], **kwargs)
-    ratio = run.hold(
+    ratio = run.freeze(
         lambda: torch.nan_to_num(out / x.detach()).amax(
             kwargs.get("dim", args[2] if len(args) > 2 else 1), keepdim=True
         )

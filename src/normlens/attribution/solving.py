@@ -14,11 +14,9 @@ from normlens.anatomy.examine import family_of
 from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
-from normlens.attribution.explain_request import ExplainRequest
-from normlens.attribution.observer import Wanted
+from normlens.attribution.observer import TermSelection
 from normlens.attribution.operands import mapped
-from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor, output_length
-from normlens.attribution.term_proof import (
+from normlens.attribution.proof import (
     Subject,
     check_edges,
     check_finite,
@@ -27,6 +25,8 @@ from normlens.attribution.term_proof import (
     check_replay,
     check_sums,
 )
+from normlens.attribution.questions import Answer, Numbers, Probability, Question, Resolver, first_tensor, output_length
+from normlens.attribution.request import ExplainRequest
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.lens import Lens
@@ -43,7 +43,7 @@ class Solved:
 
 
 @dataclass
-class Knowledge:
+class ModelChecks:
     """What was found out about a model, good for one state of it."""
 
     state: Any
@@ -51,15 +51,15 @@ class Knowledge:
     padding_matters: bool | None = None
 
 
-_known: WeakKeyDictionary[nn.Module, Knowledge] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, ModelChecks] = WeakKeyDictionary()
 
 
-def knowledge_of(lens: Lens) -> Knowledge:
+def checks_for(lens: Lens) -> ModelChecks:
     """What is known of the lens' model as it is now; numbers changed in place and adapters make it another."""
     state = lens.traced.refresh()
     key = (state.tensors, state.entries, state.adapters, state.hooks)
     if lens.model not in _known or _known[lens.model].state != key:
-        _known[lens.model] = Knowledge(key)
+        _known[lens.model] = ModelChecks(key)
     return _known[lens.model]
 
 
@@ -103,7 +103,7 @@ class _Batch:
     def solve(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[Solved]:
         """Forward once, backward for each step; the first time for a kind of input, the whole proof."""
         request, model = self.request, self.model
-        known = knowledge_of(self.lens).verified
+        known = checks_for(self.lens).verified
         kind = (*self.lens.traced.kind_of(inputs), request.attention, request.direction is None)
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         subject = Subject(family_of(model), dtype, request.attention)
@@ -114,7 +114,9 @@ class _Batch:
         own = None if kind in known else self._own_numbers(inputs, steps[0])
         with PassScope(model, grad=True):
             arguments = mapped(run_arguments(model, clone_inputs(dict(inputs))), _outside_of_inference)
-            run = Run(model, arguments, _wanted(request), chosen=request.attention == "chosen", record=own is not None)
+            run = Run(
+                model, arguments, _wanted(request), chosen=request.attention == "integrated", record=own is not None
+            )
             check_layers(run.observer.layers, lambda on_inputs: self._traced(inputs, on_inputs), subject)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
             if run.observer.mixed_rows:
@@ -126,8 +128,8 @@ class _Batch:
             if own is not None:
                 output = check_number(found[0], *own, subject)
                 known[kind] = check_replay(run, found[0], steps[0], steps[0].sizes, subject), output
-        if request.reference == "mean":
-            found = [terms.beyond_reference() for terms in found]
+        if request.baseline == "mean":
+            found = [terms.beyond_baseline() for terms in found]
         return [
             Solved([terms.row(row) for terms in found], [numbers.answers[row] for numbers in steps], *known[kind])
             for row in range(len(questions))
@@ -151,8 +153,8 @@ class _Batch:
             return own, float(torch.where(logits.isfinite(), logits, 0.0).abs().max())
 
 
-def _wanted(request: ExplainRequest) -> Wanted:
-    return Wanted(
+def _wanted(request: ExplainRequest) -> TermSelection:
+    return TermSelection(
         heads=request.keeps("heads", "edges"),
         edges=request.keeps("edges"),
         edges_top=request.edges_top,

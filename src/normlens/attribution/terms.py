@@ -18,7 +18,7 @@ from normlens.attribution.edges import TopEdges, with_heads
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import Place
 from normlens.attribution.lookups import Positions, Root, mark_ids
-from normlens.attribution.observer import Observer, Replayed, Wanted, by_position
+from normlens.attribution.observer import Observer, Replayed, TermSelection, by_position
 from normlens.attribution.patches import expose_hidden_ops
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError
@@ -95,7 +95,7 @@ class Terms:
             [some(ids) for ids in self.moved_ids],
         )
 
-    def beyond_reference(self) -> Terms:
+    def beyond_baseline(self) -> Terms:
         """The same sum, with what an average word would have given in each place under `biases` instead of `tokens`.
 
         A side whose words cannot be reached (vectors were handed in, not tokens) stays as it is.
@@ -103,7 +103,7 @@ class Terms:
         tokens, constants = list(self.tokens), dict(self.constants)
         for stack, given in enumerate(self.words):
             if given is not None:
-                constants[stack, 0, "reference"] = (tokens[stack] - given).sum(1)
+                constants[stack, 0, "baseline"] = (tokens[stack] - given).sum(1)
                 tokens[stack] = given
         return replace(self, tokens=tokens, constants=constants)
 
@@ -115,7 +115,7 @@ class Terms:
             kept[:, list(places)] = tokens[stack][:, list(places)]
             rest = (tokens[stack] - kept).sum(1)
             if bool(rest.any()):
-                where = (stack, 0, "reference")
+                where = (stack, 0, "baseline")
                 constants[where] = constants.get(where, torch.zeros_like(rest)) + rest
                 tokens[stack] = kept
         return replace(self, tokens=tokens, constants=constants)
@@ -136,7 +136,7 @@ class Run:
     """A model's frozen pass on one batch; several numbers of its output may be explained one after the other."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], wanted: Wanted, *, chosen: bool, record: bool = False
+        self, model: nn.Module, inputs: Mapping[str, Any], wanted: TermSelection, *, chosen: bool, record: bool = False
     ) -> None:
         self._model, self._inputs, self._wanted = model, inputs, wanted
         self.observer = Observer(model, inputs, wanted)
@@ -411,7 +411,7 @@ class Run:
         """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""
         stacks = self.observer.stacks
         moved = [factor.to(stack.leaf.device) for factor, stack in zip(factors, stacks, strict=True)]
-        observer = Observer(self._model, self._inputs, Wanted(), Replayed(stacks, self._root_stacks, moved))
+        observer = Observer(self._model, self._inputs, TermSelection(), Replayed(stacks, self._root_stacks, moved))
         self._frozen.listener = observer
         self._frozen.replay()
         with _nothing_saved():

@@ -162,7 +162,7 @@ def _print(screen: Console, result: CorpusResult) -> None:
     counts: dict[str, Any] = result.manifest["counts"]
     screen.print(
         f"{counts['sequences']} sequences, {counts['tokens']} tokens, {counts['unreadable']} unreadable records; "
-        f"worst proof error {result.worst_proof:.1e}",
+        f"worst proof error {result.max_proof_error:.1e}",
     )
     for flaw in counts["listed"][:5]:
         screen.print(f"  not used: {flaw['place']}: {flaw['reason']}", soft_wrap=True)

@@ -43,9 +43,9 @@ def explain(
     model: options.ModelOption = None,
     gguf_file: options.GgufOption = None,
     attention: Annotated[
-        str, typer.Option(help="`carried`: attention weights held fixed; `chosen`: also why they are what they are.")
-    ] = "carried",
-    reference: Annotated[
+        str, typer.Option(help="`fixed`: attention weights held fixed; `integrated`: also why they are what they are.")
+    ] = "fixed",
+    baseline: Annotated[
         str, typer.Option(help="What a word is measured from: `mean`, an average word in its place, or `zero`.")
     ] = "mean",
     part: Annotated[
@@ -59,10 +59,10 @@ def explain(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
-    if attention not in ("carried", "chosen"):
-        raise InputError(f"attention must be one of carried, chosen: got {attention!r}")
-    if reference not in ("mean", "zero"):
-        raise InputError(f"reference must be one of mean, zero: got {reference!r}")
+    if attention not in ("fixed", "integrated"):
+        raise InputError(f"attention must be one of fixed, integrated: got {attention!r}")
+    if baseline not in ("mean", "zero"):
+        raise InputError(f"baseline must be one of mean, zero: got {baseline!r}")
     if out is not None:
         check_saved(out, [Path(model)] if model else [], "a saved explanation", overwrite)
     lens = open_lens(model, gguf_file)
@@ -75,7 +75,7 @@ def explain(
             against=against,
             position=position,
             attention=cast(Any, attention),
-            reference=cast(Any, reference),
+            baseline=cast(Any, baseline),
             parts=part or None,
             generate=generate,
             truncate=truncate,
@@ -110,8 +110,8 @@ def print_explanation(explanation: Explanation, words: bool = False) -> None:
     _print_gifts(screen, sides, words)
     _print_heads(screen, whole)
     screen.print(_sum_line(whole, sides))
-    if whole.says:
-        screen.print(f"Mind: {whole.says}.")
+    if whole.warning:
+        screen.print(f"Mind: {whole.warning}.")
     screen.print(explanation.provenance_line(), style="dim")
 
 
@@ -322,7 +322,7 @@ def _document(explanation: Explanation, words: bool, out: Path | None) -> dict[s
         "value": float(explanation.value) if steps is None else steps.tolist(),
         "probability": explanation.probability,
         "proof": vars(explanation.proof),
-        "says": explanation.says,
+        "says": explanation.warning,
         "sites": sites,
         "files": [] if out is None else [str(out)],
     }

@@ -59,9 +59,9 @@ def faithful(
     files = [*(evidence or ()), *(texts or ())]
     _check_names(method, protocol, taken)
     _check_files(files, evidence=bool(evidence))
+    from normlens.faithfulness.report import write_report
     from normlens.faithfulness.samples import read_evidence, read_texts
     from normlens.faithfulness.studies import study
-    from normlens.faithfulness.study_report import write_report
 
     with _folder(folder, [*files, *model_files(model)], overwrite):
         lens = open_lens(model, gguf_file)
@@ -90,8 +90,8 @@ def faithful(
 @contextmanager
 def _folder(folder: Path, inputs: list[Path], overwrite: bool) -> Iterator[None]:
     """The folder of a study, for this run alone; a study goes on in its own one, and replaces nothing else's."""
+    from normlens.faithfulness.report import FILES
     from normlens.faithfulness.studies import SCORES
-    from normlens.faithfulness.study_report import FILES
 
     check_outputs(
         [folder / name for name in FILES],
@@ -115,7 +115,7 @@ def _check_files(paths: list[Path], *, evidence: bool) -> None:
 
 def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: str | None) -> None:
     """A wrong name is said before a model is loaded."""
-    from normlens.attribution.methods import find_methods
+    from normlens.faithfulness.methods import find_methods
 
     find_methods(methods or ())
     if taken not in (None, "delete", "mask", "zero"):

@@ -12,7 +12,7 @@ from normlens.cli.terminal import console, print_json, progress_bar
 from normlens.errors import InputError
 
 if TYPE_CHECKING:
-    from normlens.families.family_checks import FamilyReport
+    from normlens.families.checks import FamilyReport
 
 
 #: In a narrower window nine columns are too thin to read.

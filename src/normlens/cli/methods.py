@@ -8,7 +8,7 @@ from normlens.cli.terminal import console, print_json
 
 def methods(as_json: JsonOption = False) -> None:
     """List the methods that `normlens faithful` compares: equation, paper, cost, and what each cannot see."""
-    from normlens.attribution.methods import METHODS
+    from normlens.faithfulness.methods import METHODS
 
     if as_json:
         print_json([method.to_dict() for method in METHODS.values()])

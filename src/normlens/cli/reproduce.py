@@ -189,7 +189,7 @@ def _print(screen: Console, outcome: Outcome, report: Path) -> None:
     from rich.text import Text
 
     screen.print(
-        f"{outcome.experiment}: {outcome.ran_on} (worst proof error {outcome.record['worst_proof']:.1e})",
+        f"{outcome.experiment}: {outcome.ran_on} (worst proof error {outcome.record['max_proof_error']:.1e})",
     )
     screen.print(outcome.summary)
     screen.print(f"\n{outcome.findings_line}", style="bold")

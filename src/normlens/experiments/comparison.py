@@ -67,7 +67,7 @@ def compare(models: Sequence[str], study_of: Callable[[str], EncoderStudy]) -> O
         "model": model,
         "models": [column.record["model"] for column in columns],
         "tokens": {column.name: column.record["tokens"] for column in columns},
-        "worst_proof": max(column.record["worst_proof"] for column in columns),
+        "max_proof_error": max(column.record["max_proof_error"] for column in columns),
         "masked_share": MASKED,
     }
     text = f"{record['data']}: {record['sequences']:,} sequences"

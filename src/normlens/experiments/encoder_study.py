@@ -173,7 +173,7 @@ class EncoderStudy:
             "seed": self.seed,
             "definition": self.definition,
             "frequency_ranks": self.ranks_from,
-            "worst_proof": max(done.worst_proof for done in passes),
+            "max_proof_error": max(done.max_proof_error for done in passes),
             "versions": passes[0].manifest["versions"],
         }
 

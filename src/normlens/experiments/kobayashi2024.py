@@ -121,7 +121,7 @@ def run(study: LayerStudy) -> Outcome:
         "sequences": len(texts),
         "tokens": found.tokens,
         "max_length": study.max_length,
-        "worst_proof": found.proof,
+        "max_proof_error": found.proof,
         "versions": versions(),
     }
     line = source_line(record)

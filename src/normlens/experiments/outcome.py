@@ -76,7 +76,7 @@ def facts_of(record: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, st
         "model": f"{model['name']} ({model['class']}, {model['dtype']}), weights {model['content']}",
         "data": ", ".join(f"{Path(item['path']).name} ({_hash_of(item)}…)" for item in record["inputs"]),
         **more,
-        "proof": f"the parts rebuild what the model computed; worst relative error {record['worst_proof']:.1e}",
+        "proof": f"the parts rebuild what the model computed; worst relative error {record['max_proof_error']:.1e}",
         "versions": ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
     }
 

@@ -138,7 +138,7 @@ class TranslationStudy:
             for name, lines in read.items()
         }
 
-    def record(self, worst_proof: float) -> dict[str, Any]:
+    def record(self, max_proof_error: float) -> dict[str, Any]:
         """The settings and what they were applied to, for the report."""
         files = {"source": self.source, "target": self.target, "gold": self.gold}
         return {
@@ -148,7 +148,7 @@ class TranslationStudy:
             "pairs": len(self.pairs),
             "without_links": sum(pair.problem is not None for pair in self.pairs),
             "gold": self.gold.name,
-            "worst_proof": worst_proof,
+            "max_proof_error": max_proof_error,
             "versions": versions(),
         }
 
@@ -184,7 +184,7 @@ class AlignmentErrors:
     chosen: dict[Setting, ChosenLayers]
     #: Word maps of the summed heads in `awi`, by pair; None where a pair could not be aligned.
     maps: dict[Quantity, list[Float[np.ndarray, "layer target source_and_null"] | None]] = field(repr=False)
-    worst_proof: float
+    max_proof_error: float
 
     def spearman(self, setting: Setting) -> float:
         """Rank correlation of a head's AER (by its norms) with its mean norm."""
@@ -218,7 +218,7 @@ class _Counting:
         self.norm_sum = np.zeros((len(mapper.layers), mapper.heads))
         self.cells = 0
         self.agreement = Agreement.empty(mapper.layers)
-        self.worst_proof = 0.0
+        self.max_proof_error = 0.0
 
     def update(self, chosen: Sequence[int]) -> None:
         """One batch of pairs, by their indices."""
@@ -233,7 +233,7 @@ class _Counting:
             norms = result.values["af_norm"] * real.unsqueeze(1)
             self.norm_sum[place] += norms.sum((0, 2, 3)).double().cpu().numpy()
             self.cells += int(real.sum()) if place == 0 else 0
-            self.worst_proof = max(self.worst_proof, float(result.proof.max()))
+            self.max_proof_error = max(self.max_proof_error, float(result.proof.max()))
             for setting, name in pooled:
                 pooled[setting, name].append(pooling(result.values[name], setting).cpu())
 
@@ -260,7 +260,7 @@ class _Counting:
             self.agreement,
             {setting: self._chosen(setting) for setting in SETTINGS},
             {what: self.maps["awi", name] for what, name in BY_LAYER.items()},
-            self.worst_proof,
+            self.max_proof_error,
         )
 
     def _errors(self, setting: Setting, measure: str) -> Float[np.ndarray, "layer ..."]:

@@ -5,7 +5,7 @@
 >>> lens = Lens(tiny_model("gpt2"))
 >>> items = tuple(faithfulness.Item(ids=(7 + i, 8, 9, 10), output=3, against=5, position=3) for i in range(3))
 >>> sample = faithfulness.Sample("own", items, tuple(frozenset({0}) for _ in items))
->>> found = faithfulness.study(lens, [sample], methods=["carried", "erasure", "random"])
+>>> found = faithfulness.study(lens, [sample], methods=["fixed", "erasure", "random"])
 >>> sorted(found.to_frame()["column"].unique())
 ['agreement_erasure', 'agreement_gradient', 'evidence']
 """
@@ -16,18 +16,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normlens.attribution.items import Item, item_of
-    from normlens.attribution.methods import METHODS, Method
+    from normlens.faithfulness.items import Item, item_of
+    from normlens.faithfulness.methods import METHODS, Method
     from normlens.faithfulness.samples import Sample, read_evidence, read_texts
     from normlens.faithfulness.studies import Study, study
     from normlens.faithfulness.verdicts import verdict
 
 #: Public names, by the module that holds them; a name is imported when it is first used.
 _PUBLIC = {
-    "Item": "normlens.attribution.items",
-    "item_of": "normlens.attribution.items",
-    "METHODS": "normlens.attribution.methods",
-    "Method": "normlens.attribution.methods",
+    "Item": "normlens.faithfulness.items",
+    "item_of": "normlens.faithfulness.items",
+    "METHODS": "normlens.faithfulness.methods",
+    "Method": "normlens.faithfulness.methods",
     "Sample": "normlens.faithfulness.samples",
     "read_evidence": "normlens.faithfulness.samples",
     "read_texts": "normlens.faithfulness.samples",

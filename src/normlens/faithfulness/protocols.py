@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from normlens.attribution.erasure import How, erasure, removable, without
-from normlens.attribution.gradients import gradient_x_input
-from normlens.attribution.items import Item, probabilities
 from normlens.errors import InputError
+from normlens.faithfulness.erasure import How, erasure, removable, without
+from normlens.faithfulness.gradients import gradient_x_input
+from normlens.faithfulness.items import Item, probabilities
 from normlens.faithfulness.ranking import order, reciprocal_rank, spearman
 from normlens.faithfulness.samples import Sample
 from normlens.faithfulness.sanity import in_double, moved, shuffled
 
 if TYPE_CHECKING:
-    from normlens.attribution.methods import Method
+    from normlens.faithfulness.methods import Method
     from normlens.lens import Lens
 
 #: Shares of tokens: ERASER's bins (DeYoung et al. 2020), and DecompX' top and bottom K (Modarressi et al. 2023).

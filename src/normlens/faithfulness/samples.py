@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from normlens.attribution.items import Item, check_model, choices, item_of, own_choice, values
 from normlens.attribution.questions import Resolver, head_of
 from normlens.errors import InputError
+from normlens.faithfulness.items import Item, check_model, choices, item_of, own_choice, values
 from normlens.io.bounded_reading import read_text
 
 if TYPE_CHECKING:

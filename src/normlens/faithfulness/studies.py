@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens.attribution.erasure import How, check_way, default_way
-from normlens.attribution.items import values
-from normlens.attribution.methods import METHODS, Method, find_methods
 from normlens.errors import InputError
 from normlens.faithfulness.bootstrap import LEVEL, RESAMPLES, Estimate, difference, estimate
+from normlens.faithfulness.erasure import How, check_way, default_way
+from normlens.faithfulness.items import values
+from normlens.faithfulness.methods import METHODS, Method, find_methods
 from normlens.faithfulness.protocols import (
     DECOMPX_SHARES,
     ERASER_BINS,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study
 
 #: What the default of `explain` is called in the table of methods.
-OURS = "carried"
+OURS = "fixed"
 
 
 def verdict(study: Study) -> list[str]:

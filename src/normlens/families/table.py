@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from normlens.errors import NormlensError
-from normlens.families.family_checks import FamilyReport, survey
+from normlens.families.checks import FamilyReport, survey
 from normlens.families.tiny import families
 
 _HEADER = """# Model families

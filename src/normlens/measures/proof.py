@@ -24,7 +24,16 @@ from torch import Tensor
 
 from normlens.decompose.block import Block
 from normlens.decompose.devices import doubles_on_host, gather_rows, on_host
-from normlens.decompose.feed_forward import Arithmetic, FeedForwardPass, apply_steps, input_linears
+from normlens.decompose.feed_forward import (
+    Activation,
+    Arithmetic,
+    Experts,
+    FeedForwardPass,
+    Gated,
+    Node,
+    apply_steps,
+    input_linears,
+)
 from normlens.decompose.pairs import Samples
 from normlens.decompose.stages import FeedForwardStage, Stage
 from normlens.decompose.steps import Normalization, Scaling, Shift, Step, host_copy, linear, scale_through
@@ -403,7 +412,7 @@ def _prove_feed_forward_maps(block: Block, values: Mapping[str, Tensor], subject
     layer = _ExplicitLayer(block, pairs)
     explicit = {}
     if stages:
-        parts = layer.parts()
+        parts = layer.parts(subject)
         explicit = {name: parts[stage].norm(dim=-1).numpy() for name, stage in stages.items()}
     for name in reruns:
         explicit[name] = layer.distance_without_value().numpy()
@@ -440,7 +449,7 @@ class _ExplicitLayer:
     def _at(self, tensor: Tensor) -> Tensor:
         return self._rows[id(tensor)]
 
-    def parts(self) -> dict[FeedForwardStage, Float[Tensor, "pair model"]]:
+    def parts(self, subject: Subject) -> dict[FeedForwardStage, Float[Tensor, "pair model"]]:
         """Each pair's part at the feed-forward output, at the sum with the stream, and after the normalization."""
         block, tensors = self.block, self.tensors
         if tensors.beside is None:
@@ -454,6 +463,7 @@ class _ExplicitLayer:
         routed = {name: self._at(tensor) for name, tensor in tensors.captured.items() if name not in products}
         run = FeedForwardPass(tensors.root, x, routed, _DOUBLE)
         fed = run.carry(run.vectors_at(entering), slice(None))
+        _check_factors(run, run.root, subject)
         summed = _carried(tensors.branch, fed, self._at(tensors.output)) + _carried(tensors.stream, part, part)
         ended = summed if norm is None else _carried((norm,), summed, self._at(total))
         return {"ff": fed, "ffres": summed, "ffln": ended}
@@ -477,6 +487,22 @@ class _ExplicitLayer:
         fed = FeedForwardPass(tensors.root, y, {}, _DOUBLE).value(tensors.root)
         y = apply_steps(_DOUBLE.steps(tensors.branch), fed) + apply_steps(_DOUBLE.steps(tensors.stream), y)
         return y if self.end.norm is None else apply_steps(_DOUBLE.steps((self.end.norm,)), y)
+
+
+def _check_factors(run: FeedForwardPass, node: Node, subject: Subject) -> None:
+    """Check that the slopes and gates of a block, applied to its own vectors, give its own values."""
+    if isinstance(node, Experts):
+        for _, _, expert in run.experts(node):
+            _check_factors(expert, expert.root, subject)
+    if isinstance(node, Activation | Gated):
+        whole = run.value(node)
+        if isinstance(node, Activation):
+            whole = whole - node.act(torch.zeros((), dtype=whole.dtype))
+        carried = node.carry(run, run.value, slice(None))
+        error = float((carried - whole).norm() / whole.norm().clamp_min(1e-300))
+        subject.check("sum of a feed-forward activation's parts", error)
+    for source in node.sources:
+        _check_factors(run, source, subject)
 
 
 def _carried(steps: tuple[Step, ...], part: Tensor, y: Tensor) -> Tensor:

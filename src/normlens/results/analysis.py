@@ -93,7 +93,7 @@ class Analysis:
         return self._only.proof
 
     @property
-    def worst_proof(self) -> float:
+    def max_proof_error(self) -> float:
         """The largest proof error over all sites and layers."""
         return max(float(dataset[PROOF].max()) for dataset in self.sites.values())
 
@@ -180,7 +180,7 @@ class Analysis:
         return (
             f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}{words}) · "
             f"normlens {versions.get('normlens', '?')}, transformers {versions.get('transformers', '?')}, "
-            f"torch {versions.get('torch', '?')} · proof {self.worst_proof:.0e}"
+            f"torch {versions.get('torch', '?')} · proof {self.max_proof_error:.0e}"
         )
 
     def __sub__(self, other: Analysis) -> Analysis:

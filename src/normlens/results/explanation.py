@@ -99,7 +99,7 @@ class Explanation:
         return self.provenance.get("probability")
 
     @property
-    def says(self) -> str:
+    def warning(self) -> str:
         """What must be known before these numbers are used; empty where nothing must."""
         if self.proof.over_value > _NOTABLE:
             return (
@@ -230,7 +230,7 @@ class Explanation:
     def _rule(self) -> str:
         """How attention was treated, and what words were measured from; results of earlier versions: from zero."""
         record = self.provenance
-        return f"attention={record.get('attention', '?')}, reference={record.get('reference', 'zero')}"
+        return f"attention={record.get('attention', '?')}, baseline={record.get('baseline', 'zero')}"
 
     def provenance_line(self) -> str:
         """One line that says where the numbers come from."""
@@ -254,7 +254,7 @@ class Explanation:
         what = f"{names[0]!r}" if names[1] is None else f"{names[0]!r} against {names[1]!r}"
         sizes = " + ".join(f"{a['tokens'].sizes['key']} {kind}" for kind, a in self.sites.items() if "tokens" in a)
         value = f"{float(self.value):.3f}" if np.ndim(self.value) == 0 else f"{np.size(self.value)} steps"
-        caution = f"; {self.says}" if self.says else ""
+        caution = f"; {self.warning}" if self.warning else ""
         return f"<Explanation of {what}: {value}; {sizes} positions; gap {self.proof.gap:.0e}{caution}>"
 
 

@@ -117,7 +117,7 @@ def _question(explanation: Explanation) -> dict[str, Any]:
         "values": np.atleast_1d(np.asarray(explanation.value, dtype=np.float64)).tolist(),
         "probabilities": None if probability is None else np.atleast_1d(probability).tolist(),
         "proof": asdict(explanation.proof),
-        "says": explanation.says,
+        "says": explanation.warning,
         "attention": explanation.provenance.get("attention"),
         "position": _position(explanation),
         "direction": bool(explanation.provenance.get("direction")),

@@ -52,8 +52,8 @@ def inline_html(explanation: Explanation) -> str:
         f'<span style="{_ground(-1.0)};{_CHIP}">{_safe(below)}</span>'
     )
     rows.append(f'<div style="font-size:smaller">{key} · strongest {_signed(top).lstrip("+")}</div>')
-    if explanation.says:
-        rows.append(f'<div style="font-size:smaller"><b>Note:</b> {_safe(explanation.says)}</div>')
+    if explanation.warning:
+        rows.append(f'<div style="font-size:smaller"><b>Note:</b> {_safe(explanation.warning)}</div>')
     return f'<div class="normlens-explanation" style="max-width:70em">{"".join(rows)}</div>'
 
 

@@ -118,7 +118,7 @@ def _from_tokens(data: xr.Dataset, axis: str) -> str:
 
 def _record(analysis: Analysis) -> dict[str, Any]:
     kept = {name: value for name, value in analysis.provenance.items() if name not in TEXTS and value is not None}
-    return flat_record(kept, {"largest proof error": f"{analysis.worst_proof:.1e}"})
+    return flat_record(kept, {"largest proof error": f"{analysis.max_proof_error:.1e}"})
 
 
 def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

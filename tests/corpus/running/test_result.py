@@ -31,7 +31,7 @@ def test_files_are_deterministic_and_plain(lens, reference: CorpusResult, tmp_pa
     assert duckdb.sql(f"select count(*) from '{other.folder}/statistics.parquet'").fetchall() == [(rows,)]
     manifest = json.loads((other.folder / "manifest.json").read_text())
     assert manifest["inputs"][0]["sha256"] and manifest["model"]["content"] and manifest["versions"]["torch"]
-    assert 0 < manifest["worst_proof"] < 1e-5
+    assert 0 < manifest["max_proof_error"] < 1e-5
 
 
 def test_a_result_says_what_it_is_in_one_line(reference: CorpusResult) -> None:

@@ -171,7 +171,7 @@ def test_damaged_results_are_not_opened(lens, text_file: Path, tmp_path: Path) -
     table.write_bytes(content)
     manifest = out / "manifest.json"
     document = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**document, "worst_proof": 0.0}))
+    manifest.write_text(json.dumps({**document, "max_proof_error": 0.0}))
     with pytest.raises(InputError, match="manifest of a corpus run must be as normlens wrote it"):
         lens.corpus(text_file, out)
     with pytest.raises(InputError, match="only files that a manifest lists are removed"):

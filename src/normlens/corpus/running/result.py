@@ -36,7 +36,7 @@ class CorpusResult:
         sources = ", ".join(Path(entry["path"]).name for entry in self.manifest["inputs"])
         return (
             f"CorpusResult({str(self.folder)!r}: {model} on {sources}, {counts['sequences']:,} sequences, "
-            f"{counts['tokens']:,} tokens; worst proof error {self.worst_proof:.1e})"
+            f"{counts['tokens']:,} tokens; worst proof error {self.max_proof_error:.1e})"
         )
 
     @cached_property
@@ -83,9 +83,9 @@ class CorpusResult:
         return pd.concat([self._read(name) for name in parts], ignore_index=True)
 
     @property
-    def worst_proof(self) -> float:
+    def max_proof_error(self) -> float:
         """The largest proof error over the whole corpus."""
-        return float(self.manifest["worst_proof"])
+        return float(self.manifest["max_proof_error"])
 
     def grid(
         self,
@@ -225,5 +225,5 @@ def open_corpus(path: str | AnyPath) -> CorpusResult:
 
 #: What is read from a manifest later.
 _MANIFEST_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "fingerprint": str, "files": dict, "counts": dict, "worst_proof": (int, float),
+    "fingerprint": str, "files": dict, "counts": dict, "max_proof_error": (int, float),
 }  # fmt: skip

@@ -211,7 +211,7 @@ def run_corpus(
             "unreadable": log.errors + totals.empty, "unpaired": log.harmless,
             "listed": [*log.listed, *empty][:_LISTED],
         },
-        "worst_proof": totals.proof,
+        "max_proof_error": totals.proof,
         "flagged": list(totals.flagged),
         "promise": _promise(options, "cuda" if device is None else device.type),
         "engine": {

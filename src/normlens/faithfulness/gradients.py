@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlens.anatomy.scope import PassScope
-from normlens.attribution.items import Change, Item, in_batches, numbers
+from normlens.faithfulness.items import Change, Item, in_batches, numbers
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -5,8 +5,8 @@ of one's own is a function and one entry:
 
 >>> import numpy as np
 >>> from normlens import Lens
->>> from normlens.attribution.items import Item
->>> from normlens.attribution.methods import METHODS, Method, scores
+>>> from normlens.faithfulness.items import Item
+>>> from normlens.faithfulness.methods import METHODS, Method, scores
 >>> from normlens.families.tiny import tiny_model
 >>> def recency(lens, items):
 ...     return [1.0 / np.arange(len(item.ids), 0, -1) for item in items]
@@ -28,7 +28,7 @@ from normlens.errors import InputError
 if TYPE_CHECKING:  # the table itself needs no torch: `normlens methods` prints it at once
     import numpy as np
 
-    from normlens.attribution.items import Item
+    from normlens.faithfulness.items import Item
     from normlens.lens import Lens
 
     Scores = Sequence[np.ndarray]
@@ -56,7 +56,7 @@ class Method:
         """One number for each token of each item, in double precision."""
         import numpy as np
 
-        from normlens.attribution.items import check_model
+        from normlens.faithfulness.items import check_model
 
         check_model(lens)
         found = [np.asarray(given, dtype=np.float64) for given in self.function(lens, items)]
@@ -99,7 +99,7 @@ def _explained(**settings: Any) -> Function:
     """The terms of `explain`."""
 
     def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.attribution.items import in_batches, inputs_of
+        from normlens.faithfulness.items import in_batches, inputs_of
 
         def answer(rows: Sequence[Item]) -> Scores:
             explanations = lens.explain_inputs(
@@ -133,7 +133,7 @@ def _rolled(name: str, *, last: bool = False) -> Function:
     """
 
     def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.attribution.items import in_batches, inputs_of
+        from normlens.faithfulness.items import in_batches, inputs_of
 
         reading = 0 if lens.anatomy.kinds == ("encoder",) else -1
 
@@ -171,33 +171,33 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            "carried",
+            "fixed",
             "explain, attention held",
             "(w_k - mean word) · ∂value/∂w_k through the frozen map",
             "normlens; slopes as in Modarressi et al. 2023 and Kobayashi et al. 2024",
             "one forward and one backward pass",
             "why a position was looked at; what any word there would have given",
-            _explained(attention="carried"),
+            _explained(attention="fixed"),
             complete=True,
         ),
         Method(
-            "carried_zero",
+            "fixed_zero",
             "explain, attention held, from zero",
             "x_k · ∂value/∂x_k through the frozen map",
             "as Modarressi et al. 2023 (DecompX), biases apart",
             "one forward and one backward pass",
             "why a position was looked at; that any first token would have been a sink",
-            _explained(attention="carried", reference="zero"),
+            _explained(attention="fixed", baseline="zero"),
             complete=True,
         ),
         Method(
-            "chosen",
+            "integrated",
             "explain, attention as a part",
             "(w_k - mean word) · ∂value/∂w_k, softmax(S) V integrated along (tS, tV)",
             "normlens; Sundararajan et al. 2017 for each product",
             "one forward and one backward pass with a quadrature in each attention",
             "interactions of tokens in one term",
-            _explained(attention="chosen"),
+            _explained(attention="integrated"),
             complete=True,
         ),
         Method(

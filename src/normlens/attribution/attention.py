@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from normlens.attribution.chosen import Chosen, Weights, replayed
 from normlens.attribution.edges import FusedWeights, scores_of
 from normlens.attribution.elementwise import held
+from normlens.attribution.integrated import IntegratedAttention, Weights, replayed
 from normlens.attribution.operands import Function, is_live
 from normlens.errors import AnatomyError
 
@@ -23,21 +23,21 @@ def softmax(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     out = held(run, name, function, args, kwargs)
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
     plain = isinstance(out, Tensor) and axis in (-1, out.ndim - 1) and out.dtype == args[0].dtype
-    run.weigh(out, args[0], lambda scores: function(scores, *args[1:], **kwargs), plain)
+    run.mark_attention(out, args[0], lambda scores: function(scores, *args[1:], **kwargs), plain)
     return out
 
 
 def attend(run: FrozenPass, alpha: Tensor, weights: Weights, values: Tensor, multiply: Function) -> Tensor:
-    """Attention weights meet values: held as they are, or both as parts (`attention="chosen"`)."""
+    """Attention weights meet values: held as they are, or both as parts (`attention="integrated"`)."""
     scores = weights.scores
     out: Tensor
     if scores is None or not is_live(scores):
         out = multiply(alpha, values)
     elif run.replaying:
-        out = replayed(run.hold(lambda: ()), scores, values, multiply)
+        out = replayed(run.freeze(lambda: ()), scores, values, multiply)
     else:
-        run.hold(lambda: (scores.detach(), values.detach(), weights.function))
-        out = Chosen.apply(scores, values, alpha, weights, multiply)
+        run.freeze(lambda: (scores.detach(), values.detach(), weights.function))
+        out = IntegratedAttention.apply(scores, values, alpha, weights, multiply)
     run.attended(out, values, alpha)
     return out
 
@@ -54,7 +54,7 @@ def fused_attention(
         with run:
             return _spelled_out(query, key, value, mask, options)
     # Queries and keys are held, not the weights: memory stays linear in the length.
-    q0, k0, m0 = run.hold(lambda: (query.detach(), key.detach(), mask if mask is None else mask.detach()))
+    q0, k0, m0 = run.freeze(lambda: (query.detach(), key.detach(), mask if mask is None else mask.detach()))
     out = function(q0, k0, value, attn_mask=m0, **options)
     run.attended(out, value, FusedWeights(q0, k0, m0, options))
     return out

@@ -1,10 +1,10 @@
-"""What is asked of an explanation, checked once: which terms are kept, how attention is treated, a direction."""
+"""What an explanation is asked for, checked once. The options of `Lens.explain` are spelled here and nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,53 +16,57 @@ from normlens.results.explanation import BY_DEFAULT, PARTS
 if TYPE_CHECKING:
     from normlens.attribution.questions import Output
 
-AttentionRule = Literal["carried", "chosen"]
-ATTENTION_RULES: tuple[AttentionRule, ...] = ("carried", "chosen")
-#: What a word's vector is measured from: an average word in its place, or nothing.
-Reference = Literal["mean", "zero"]
-REFERENCES: tuple[Reference, ...] = ("mean", "zero")
+#: `fixed`: attention weights are held fixed; `integrated`: scores and values both get their integrated gradients.
+AttentionRule = Literal["fixed", "integrated"]
+#: What a token's term is measured from: the mean of its embedding table, or zero.
+Baseline = Literal["mean", "zero"]
 
 
-class ExplainOptions(TypedDict, total=False):
-    """What `Lens.explain` takes by name; see there."""
+class InputOptions(TypedDict, total=False):
+    """Options of `Lens.explain_inputs`."""
 
-    output: Output | Sequence[Output]
-    against: Output | Sequence[Output]
-    position: int | Sequence[int] | None
-    direction: Any
+    output: (
+        Output | Sequence[Output]
+    )  # a token, a label or its number, for all rows or for each; None: the model's choice
+    against: Output | Sequence[Output]  # explain the difference from this output
+    position: int | Sequence[int] | None  # where the output stands
+    direction: Any  # a vector on the last state, in place of an output
     attention: AttentionRule
-    reference: Reference
-    parts: Sequence[str] | None
-    edges_top: int | None
-    generate: bool
-    pretokenized: bool
-    truncate: bool
+    baseline: Baseline
+    parts: Sequence[str] | None  # what is kept beside `tokens`
+    edges_top: int | None  # keep so many edges, the strongest
+
+
+class ExplainOptions(InputOptions, total=False):
+    """Options of `Lens.explain`."""
+
+    generate: bool  # explain each token that the model writes
+    pretokenized: bool  # a text is a list of words
+    truncate: bool  # cut texts that are too long
     batch_size: int
     progress: Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True)
 class ExplainRequest:
-    """What to keep and how to get it; the same for every row of a call."""
+    """What to keep and how to compute it; the same for every row of a call."""
 
     parts: tuple[str, ...]
     attention: AttentionRule
-    reference: Reference
-    direction: Tensor | None  # a vector on the last state, in place of an output
-    edges_top: int | None  # only so many edges, the strongest
+    baseline: Baseline
+    direction: Tensor | None
+    edges_top: int | None
     by_name: bool  # whether parts were asked for by name: then none may be missing
 
     @classmethod
-    def of(
-        cls, parts: Sequence[str] | None, attention: str, reference: str, direction: Any, edges_top: int | None
-    ) -> ExplainRequest:
-        """Check what a user asks for."""
-        origin = next((known for known in REFERENCES if known == reference), None)
-        if origin is None:
-            raise InputError(f"reference must be one of {', '.join(REFERENCES)}: got {reference!r}")
-        rule = next((rule for rule in ATTENTION_RULES if rule == attention), None)
-        if rule is None:
-            raise InputError(f"attention must be one of {', '.join(ATTENTION_RULES)}: got {attention!r}")
+    def of(cls, options: Mapping[str, Any], allowed: Any) -> ExplainRequest:
+        """Check a user's options; `allowed` is the class that lists them."""
+        for name in options:
+            if name not in allowed.__optional_keys__:
+                raise TypeError(f"explain() got an unexpected keyword argument {name!r}")
+        attention = _one_of("attention", options.get("attention", "fixed"), get_args(AttentionRule))
+        baseline = _one_of("baseline", options.get("baseline", "mean"), get_args(Baseline))
+        parts, edges_top = options.get("parts"), options.get("edges_top")
         if parts is not None and not isinstance(parts, str) and isinstance(parts, Iterable):
             parts = list(parts)  # it is read more than once
         if parts is not None and (not isinstance(parts, list) or any(part not in PARTS for part in parts)):
@@ -72,8 +76,14 @@ class ExplainRequest:
         named = BY_DEFAULT if parts is None else ("tokens", *parts)
         if edges_top is not None:
             named = (*named, "edges")
-        kept = tuple(part for part in PARTS if part in named)
-        return cls(kept, rule, origin, _vector(direction), edges_top, parts is not None or edges_top is not None)
+        return cls(
+            parts=tuple(part for part in PARTS if part in named),
+            attention=attention,
+            baseline=baseline,
+            direction=_vector(options.get("direction")),
+            edges_top=edges_top,
+            by_name=parts is not None or edges_top is not None,
+        )
 
     def keeps(self, *parts: str) -> bool:
         """Whether any of these is kept."""
@@ -96,6 +106,13 @@ class ExplainRequest:
                 f"edges must fit in memory: they take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; keep "
                 "the strongest alone (edges_top=1000), or leave them out of parts=[…]"
             )
+
+
+def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+    for each in known:
+        if each == value:
+            return each
+    raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}")
 
 
 def _vector(direction: Any) -> Tensor | None:

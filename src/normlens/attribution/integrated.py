@@ -1,4 +1,4 @@
-"""`attention="chosen"`: why a position was looked at, besides what was carried from it.
+"""`attention="integrated"`: why a position was looked at, besides what was carried from it.
 
 Integrated gradients of `softmax(S) V` along `(t S, t V)`: values get `∫₀¹ softmax(t S) dt`, scores the rest.
 """
@@ -60,7 +60,7 @@ def _span(scores: Tensor) -> float:
     return found if 0 <= found < _SHARP else 0.0 if found < 0 else _SHARP
 
 
-class Chosen(Function):
+class IntegratedAttention(Function):
     """Attention weights times values, with both as parts."""
 
     @staticmethod

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from normlens.attribution.items import Item, values
 from normlens.attribution.questions import head_of
 from normlens.errors import InputError
+from normlens.faithfulness.items import Item, values
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
