@@ -15,8 +15,8 @@ from rich.table import Table
 
 from benchmarks import corpus, engines, explain, speed
 from normlens.plots import save_figure
-from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import numbered_style
 from normlens.provenance import versions
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -58,7 +58,7 @@ def main() -> None:
     if arguments.picture is not None:
         analysis = open_lens(None).analyze(TEXT, pair=PAIR)
         dataset = analysis.sites["encoder"]
-        figure = plot_maps(dataset, layers=[1, 3, 5], own="faded", provenance=analysis.provenance_line())
+        figure = plot_maps(dataset, layers=[1, 3, 5], diagonal="faded", provenance=analysis.provenance_line())
         save_figure(figure, arguments.picture)
         return
     folder = writable_folder(arguments.out)

@@ -275,7 +275,9 @@ def carried_marks(carried: Carried, folder: Path) -> list[str]:
 def maps_of_a_pair() -> Figure:
     """The picture that README opens with: the embedded model, three layers."""
     analysis = normlens.load().analyze("The man went to the store.", pair="He bought a gallon of milk.")
-    return plot_maps(analysis.sites["encoder"], layers=[1, 3, 5], own="faded", provenance=analysis.provenance_line())
+    return plot_maps(
+        analysis.sites["encoder"], layers=[1, 3, 5], diagonal="faded", provenance=analysis.provenance_line()
+    )
 
 
 def photograph(page: Path, pictures: tuple[tuple[str, str, str, str], ...]) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 WORDS = ("the", "committee", ",", "that", "##ed", "bridge", "of", "engineers", "was", ".", "river")
 
@@ -80,8 +82,29 @@ def limits(ax: Axes) -> tuple[float, float]:
 
 
 def texts(figure: Figure) -> list[str]:
-    """Everything that is written on the sheet itself."""
-    return [text.get_text() for text in figure.texts]
+    """Everything that is written on a figure, wherever it stands."""
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def titles(figure: Figure) -> list[str]:
+    """The titles of its axes."""
+    return [ax.get_title(loc="left") for ax in figure.axes if ax.get_title(loc="left")]
+
+
+def complaints(figure: Figure) -> list[str]:
+    """Texts that do not stand on the sheet once matplotlib has laid it out."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    sheet, renderer = figure.bbox, canvas.get_renderer()
+    ticks = {id(label) for ax in figure.axes for label in (*ax.get_xticklabels(), *ax.get_yticklabels())}
+    outside = []
+    for text in figure.findobj(Text):
+        if id(text) in ticks or not text.get_visible() or not text.get_text().strip():
+            continue
+        box = text.get_window_extent(renderer)
+        if box.x0 < -2 or box.y0 < -2 or box.x1 > sheet.x1 + 2 or box.y1 > sheet.y1 + 2:
+            outside.append(text.get_text())
+    return outside
 
 
 def tick_labels(ax: Axes, axis: str) -> list[str]:

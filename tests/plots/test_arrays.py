@@ -49,7 +49,7 @@ def test_row_shares_of_an_empty_row_are_missing() -> None:
 
 def test_a_name_that_is_no_measure_is_its_own_label() -> None:
     assert (title_of("attn_n"), title_of("my_map"), title_of(None)) == ("ATTN-N", "my_map", "value")
-    assert colour_bar_label("my_map", ": ", below_zero=True, root=False) == "my_map"
+    assert colour_bar_label("my_map", ": ", below_zero=True, sqrt=False) == "my_map"
     assert [name for name in MEASURES if is_weight(name)] == ["alpha", "attn_w", "attnres_w"]
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from normlens.errors import InputError
-from normlens.plots.colours import numbered_style
 from normlens.plots.points import Cloud, plot_points
-from tests.plots.test_layout import complaints
+from normlens.plots.style import numbered_style
+from tests.plots.samples import complaints
 
 
 def cloud(x: list[float], y: list[float], **options: object) -> Cloud:

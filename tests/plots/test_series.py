@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from normlens.errors import InputError
-from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
-from tests.plots.samples import texts, tick_labels
-from tests.plots.test_layout import complaints
+from normlens.plots.style import numbered_style
+from tests.plots.samples import complaints, texts, tick_labels
 
 
 def panel(title: str, *curves: list[float], **options: object) -> Curves:
@@ -21,7 +20,7 @@ def test_each_curve_stands_at_its_places_and_is_named_once() -> None:
     panels = [panel("left", [1.0, np.nan, 3.0], [2.0, 2.0, 2.0]), panel("right", [0.1, 0.2, 0.3], level=1.0)]
     figure = plot_series(panels, ["a", "b", "c"], "layer", provenance="p")
     left, right = figure.axes
-    drawn = [line for line in left.lines if line.get_zorder() == 3]
+    drawn = left.lines
     np.testing.assert_array_equal(drawn[0].get_ydata(), [1.0, np.nan, 3.0])
     assert tick_labels(left, "x") == ["a", "b", "c"] and left.get_xlabel() == "layer"
     assert right.get_ylim()[1] >= 1.0, "the level to compare with is on the panel"

@@ -78,7 +78,7 @@ import matplotlib.pyplot  # a notebook draws figures once this is imported
 
 from normlens.plots import plot_maps
 
-plot_maps(analysis.sites["encoder"], layers=[5], own="faded", provenance=analysis.provenance_line())
+plot_maps(analysis.sites["encoder"], layers=[5], diagonal="faded", provenance=analysis.provenance_line())
 
 # %% [markdown]
 # It is exact, and the run proved it: parts, residual and biases add up to the model's own vectors.

@@ -106,7 +106,7 @@ def print_tables(analysis: Analysis) -> None:
 
 def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) -> list[Path]:
     """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr), all of them or none."""
-    from normlens.plots.analysis_figures import save_all
+    from normlens.plots.analysis import save_all
 
     with whole_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
         drawn = save_all(analysis, draft)

@@ -191,7 +191,7 @@ def _coloured(screen: Console, label: str, side: Sequence[Gift], largest: float)
 
 def _ramp() -> Any:
     """A style for a share between -1 and 1."""
-    from normlens.plots.colours import diverging
+    from normlens.plots.style import diverging
 
     colours = diverging()
 

@@ -14,8 +14,8 @@ from normlens.experiments.encoder_study import MASKED, PAIR_CATEGORIES, EncoderS
 from normlens.experiments.outcome import Number, Outcome, Picture, Table
 from normlens.experiments.published import PublishedNumbers
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
-from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import category_style, numbered_style
 
 NAME = "compare"
 _SHARES = ("sep", "cls", "comma_period")

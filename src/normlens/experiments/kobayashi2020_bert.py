@@ -24,10 +24,10 @@ from normlens.experiments.encoder_study import (
 )
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
 from normlens.experiments.published import PublishedNumbers, published_text
-from normlens.plots.colours import category_style, numbered_style, ordered_styles, round_up
-from normlens.plots.head_tables import HeadTable, plot_head_tables
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import category_style, numbered_style, ordered_styles, round_up
+from normlens.plots.tables import HeadTable, plot_head_tables
 
 NAME = "kobayashi2020-bert"
 _paper = partial(published_text, NAME)  # by table, row and column

@@ -18,7 +18,7 @@ from normlens.alignment.layer_choice import SETTINGS, Setting
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
 from normlens.experiments.published import PublishedNumbers, document, published_text
 from normlens.experiments.translation_study import AlignmentErrors, Quantity, TranslationStudy
-from normlens.plots import alignment_figures as plots
+from normlens.plots import alignment as plots
 
 NAME = "kobayashi2020-nmt"
 _paper = partial(published_text, NAME)  # by table, row and column

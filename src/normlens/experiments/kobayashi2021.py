@@ -26,9 +26,9 @@ from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Tabl
 from normlens.experiments.published import PublishedNumbers, published_text
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots import plot_maps
-from normlens.plots.colours import category_style, numbered_style
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import category_style, numbered_style
 
 NAME = "kobayashi2021"
 _paper = partial(published_text, NAME)  # by table, row and column

@@ -28,8 +28,8 @@ from normlens.inputs.tokens import is_special, readable
 from normlens.io.seals import content_digest
 from normlens.lens import Lens
 from normlens.measures.table import MEASURES
-from normlens.plots.colours import numbered_style
 from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import numbered_style
 from normlens.provenance import versions
 from normlens.results.analysis import Analysis, SiteAnalysis, row_shares
 

@@ -1,4 +1,4 @@
-"""What arrives: labelled arrays, checked once, put in the order that the pictures use, and named as they name it."""
+"""Labelled arrays for figures: checked once, put in the order of the axes, and named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.inputs.tokens import is_byte_level, readable_tokens
 from normlens.measures.table import MEASURES
-from normlens.plots.fonts import printable
+from normlens.plots.text import printable
 
 #: How what a position gives to itself is drawn: like the rest, in grey and outside the scale, or not at all.
-OwnPart = Literal["shown", "faded", "hidden"]
+Diagonal = Literal["shown", "faded", "hidden"]
 
 #: Longer tokens are cut in a label: their position still tells them apart.
 LONGEST_LABEL = 16
@@ -72,24 +72,24 @@ def shares_of_rows(values: np.ndarray) -> np.ndarray:
     return shares
 
 
-def without_own(values: np.ndarray, own: OwnPart, function: str) -> tuple[np.ndarray, np.ndarray | None]:
+def without_diagonal(values: np.ndarray, diagonal: Diagonal, function: str) -> tuple[np.ndarray, np.ndarray | None]:
     """The map without what positions give to themselves, which is missing there, and that part alone.
 
     Where the own part is drawn like the rest, the map stays as it is and there is nothing apart.
     """
-    if own not in ("shown", "faded", "hidden"):
-        raise InputError(f'own is "shown", "faded" or "hidden"; {own!r} arrived.')
-    if own == "shown":
+    if diagonal not in ("shown", "faded", "hidden"):
+        raise InputError(f'diagonal is "shown", "faded" or "hidden"; {diagonal!r} arrived.')
+    if diagonal == "shown":
         return values, None
     if values.shape[-1] != values.shape[-2]:
         raise InputError(
             f"{function} tells an own part from the rest where queries and keys are the same tokens; {values.shape[-2]} "
-            f'queries and {values.shape[-1]} keys arrived. Draw cross-attention with own="shown".'
+            f'queries and {values.shape[-1]} keys arrived. Draw cross-attention with diagonal="shown".'
         )
-    diagonal = np.eye(values.shape[-1], dtype=bool)
-    if diagonal.size == 1 or not np.isfinite(np.where(diagonal, np.nan, values)).any():
-        return values, None  # nothing but own parts: there is no rest to see
-    return np.where(diagonal, np.nan, values), np.where(diagonal, values, np.nan)
+    own = np.eye(values.shape[-1], dtype=bool)
+    if own.size == 1 or not np.isfinite(np.where(own, np.nan, values)).any():
+        return values, None  # nothing but self parts: there is no rest to see
+    return np.where(own, np.nan, values), np.where(own, values, np.nan)
 
 
 def chosen_layers(available: list[int], layers: Iterable[int] | str | None, most: int) -> list[int]:
@@ -121,22 +121,22 @@ def title_of(measure: object) -> str:
 
 
 def is_weight(measure: object) -> bool:
-    """Is the measure made of attention weights, which are shares, rather than of norms?"""
+    """Return True for a measure of attention weights, which are shares, not norms."""
     return str(measure) in MEASURES and MEASURES[str(measure)].is_weight
 
 
 def colour_bar_label(
-    measure: object, between: str, *, below_zero: bool, root: bool, row_shares: bool = False, cross: bool = False
+    measure: object, between: str, *, below_zero: bool, sqrt: bool, row_shares: bool = False, cross: bool = False
 ) -> str:
-    """What a colour bar measures: name, formula, and what was done to the values on the way to a colour.
+    """The label of a colour bar: name, formula, and what was done to the values.
 
-    >>> colour_bar_label("attn_n", ": ", below_zero=False, root=False, row_shares=True)
+    >>> colour_bar_label("attn_n", ": ", below_zero=False, sqrt=False, row_shares=True)
     'ATTN-N: ‖Σ αf(x)‖ / row sum'
     """
     known = MEASURES.get(str(measure))
     # A norm below zero can only be a difference of two; weights may be negative by themselves (differential attention).
     difference = below_zero and known is not None and not known.is_weight and not known.signed
-    name = ("difference in " if difference else "") + title_of(measure) + (", root scale" if root else "")
+    name = ("difference in " if difference else "") + title_of(measure) + (", square-root scale" if sqrt else "")
     equation = "" if known is None else (known.cross_equation if cross else None) or known.equation
     formula = " / ".join(part for part in (equation, "row sum" if row_shares else "") if part)
     return f"{name}{between}{formula}" if formula else name

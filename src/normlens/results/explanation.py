@@ -215,7 +215,7 @@ class Explanation:
         `words` adds the terms of each word's tokens, `step` chooses one of several steps, which are added without it, and
         `width` is in inches.
         """
-        from normlens.plots.explanation_figure import plot_explanation
+        from normlens.plots.explanation import plot_explanation
 
         return plot_explanation(self, words=words, step=step, width=width)
 

@@ -12,7 +12,7 @@ import normlens
 from normlens.corpus.running.result import CorpusResult
 from normlens.errors import InputError
 from normlens.lens import Lens
-from normlens.plots.sheet import provenance_of
+from normlens.plots.figure import provenance_of
 
 from ..conftest import RANKS, TABLES, same
 

@@ -144,7 +144,7 @@ class CorpusResult:
         limits: tuple[float, float] | None = None,
     ) -> Figure:
         """Layers by heads, as in Figure 4 of the 2020 paper."""
-        from normlens.plots.corpus_figures import heatmap
+        from normlens.plots.corpus import heatmap
 
         return heatmap(self, quantity, category, statistic=statistic, over=over, site=site, limits=limits)
 
@@ -157,7 +157,7 @@ class CorpusResult:
         site: str | None = None,
     ) -> Figure:
         """A quantity by layer, one line per category, as in Figure 3 of both papers."""
-        from normlens.plots.corpus_figures import by_layer
+        from normlens.plots.corpus import by_layer
 
         return by_layer(self, quantity, categories=categories, over=over, site=site)
 
@@ -165,19 +165,19 @@ class CorpusResult:
         self, x: str = "f_norm", y: str = "alpha", *, points: int = 5000, table: str | None = None
     ) -> Figure:
         """The sampled pairs, coloured by category, as in Figure 5 of the 2020 paper."""
-        from normlens.plots.corpus_figures import scatter
+        from normlens.plots.corpus import scatter
 
         return scatter(self, x, y, points=points, table=table)
 
     def plot_relative(self, quantity: str = "alpha", *, site: str | None = None, reach: int = 16) -> Figure:
         """The mean by relative position, one line per layer."""
-        from normlens.plots.corpus_figures import relative
+        from normlens.plots.corpus import relative
 
         return relative(self, quantity, site=site, reach=reach)
 
     def plot_histogram(self, quantity: str, *, layer: int | None = None, site: str | None = None) -> Figure:
         """The distribution of a quantity, one line per category."""
-        from normlens.plots.corpus_figures import histogram
+        from normlens.plots.corpus import histogram
 
         return histogram(self, quantity, layer=layer, site=site)
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from normlens.errors import InputError
-from normlens.plots.colours import Scale
-from normlens.plots.head_tables import HeadTable, plot_head_tables
-from tests.plots.samples import image, limits, tick_labels
-from tests.plots.test_layout import complaints
+from normlens.plots.style import Scale
+from normlens.plots.tables import HeadTable, plot_head_tables
+from tests.plots.samples import complaints, image, limits, tick_labels
 
 VALUES = np.array([[0.1, 0.2, 0.9], [0.4, 0.5, 0.6]])
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from normlens.plots.alignment_figures import head_tables, layer_curves, soft_alignment, soft_alignments
-from normlens.plots.sheet import provenance_of
-from tests.plots.samples import image, limits, texts, tick_labels
-from tests.plots.test_layout import complaints
+from normlens.plots.alignment import head_tables, layer_curves, soft_alignments
+from normlens.plots.figure import provenance_of
+from tests.plots.samples import complaints, image, limits, tick_labels, titles
 
 SCORES = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]])
 
 
 def test_a_soft_alignment_shows_links_gold_and_words() -> None:
-    axes = Figure().subplots()
-    soft_alignment(
-        axes, SCORES, ["the", "house"], ["la", "maison"], {(0, 0), (1, 1)}, {(0, 0)}, {(0, 0), (0, 1), (1, 1)}
-    )
+    links, gold = {"norms": {(0, 0), (1, 1)}}, ({(0, 0)}, {(0, 0), (0, 1), (1, 1)})
+    axes = soft_alignments({"norms": SCORES}, ["the", "house"], ["la", "maison"], links, *gold).axes[0]
     frames = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     assert len(frames) == 3 and len({frame.get_linestyle() for frame in frames}) == 2
     assert sorted((line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines) == [(0, 0), (1, 1)]
@@ -39,7 +35,7 @@ def test_pictures_carry_their_record() -> None:
     for picture in pictures:
         assert provenance_of(picture) == "tiny · layer 2"
         assert complaints(picture) == []
-    assert [word for word in texts(pictures[0]) if word in maps] == ["weights", "norms"]
+    assert titles(pictures[0]) == ["weights", "norms"]
     ends = {limits(axes) for axes in pictures[0].axes[:2]}
     assert ends == {(0.0, 0.7)}, "both maps are on one scale"
     assert list(pictures[1].axes[0].lines[-1].get_ydata()) == [20, 10]

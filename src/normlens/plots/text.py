@@ -1,4 +1,4 @@
-"""Token text as something that can be drawn: any string in, visible characters of the available fonts out."""
+"""Token text that can be drawn: any string in, visible characters of the available fonts out."""
 
 from __future__ import annotations
 

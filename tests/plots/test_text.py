@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import font_manager
 
-from normlens.plots.fonts import BASE_FAMILY, families, printable
+from normlens.plots.text import BASE_FAMILY, families, printable
 
 
 def charmap() -> set[int]:

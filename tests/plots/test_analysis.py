@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import xarray as xr
 
-from normlens.plots.analysis_figures import pictures, save_all
-from normlens.plots.sheet import provenance_of
+from normlens.plots.analysis import pictures, save_all
+from normlens.plots.figure import provenance_of
 from tests.plots.samples import dataset, mixing
 
 
@@ -51,11 +51,11 @@ def test_the_pictures_of_a_full_analysis() -> None:
 def test_a_long_text_is_drawn_on_root_scales() -> None:
     for count, root in ((24, False), (25, True)):
         drawn = dict(pictures(held(count), "p"))
-        label = drawn["map_attnresln_n"].axes[0].child_axes[0].get_ylabel()
+        label = drawn["map_attnresln_n"].axes[-1].get_ylabel()
         assert ("root scale" in label) == root
     signed = held(25)
     signed["attn_n"] = signed["attn_n"] - 1.0
-    bars = [axes.get_xlabel() for axes in dict(pictures(signed, "p"))["maps"].axes if axes.get_xlabel()]
+    bars = [ax.get_xlabel() for ax in dict(pictures(signed, "p"))["maps"].axes if not ax.images]
     assert bars and all("root scale" in label for label in bars), "a map with a sign has a root scale, too"
 
 
@@ -72,9 +72,7 @@ def test_too_many_heads_are_thinned_by_layers() -> None:
 
 def test_cross_attention_is_not_labelled_with_a_residual_that_its_maps_lack() -> None:
     drawn = dict(pictures(held(), "p", cross=True))
-    labels = [ax.get_xlabel() for ax in drawn["maps"].axes] + [
-        drawn["map_attnresln_n"].axes[0].child_axes[0].get_ylabel()
-    ]
+    labels = [ax.get_xlabel() for ax in drawn["maps"].axes] + [drawn["map_attnresln_n"].axes[-1].get_ylabel()]
     assert not any("+ x" in label or "½ I" in label for label in labels)
     assert "‖source‖ / (‖source‖ + ‖residual‖)" in drawn["mixing_attnresln_n"].axes[-1].get_xlabel()
     usual = [ax.get_xlabel() for ax in dict(pictures(held(), "p"))["maps"].axes]

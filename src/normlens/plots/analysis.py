@@ -10,11 +10,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from normlens.measures.table import HEAD_MAPS, MAPS, MIXING
-from normlens.plots.arrays import OwnPart, chosen_layers, numbering
-from normlens.plots.head_maps import plot_heads
-from normlens.plots.maps import plot_map, plot_maps
-from normlens.plots.mixing import plot_mixing
-from normlens.plots.sheet import save_figure
+from normlens.plots.arrays import Diagonal, chosen_layers, numbering
+from normlens.plots.figure import save_figure
+from normlens.plots.maps import plot_heads, plot_map, plot_maps, plot_mixing
 
 if TYPE_CHECKING:  # drawing needs no model library, and importing Analysis would bring one
     from normlens.results.analysis import Analysis
@@ -41,18 +39,21 @@ def pictures(dataset: xr.Dataset, provenance: str, *, cross: bool = False) -> It
 
     `maps` (all over the layers), `map_<measure>` (the last of them, mean over the layers), `heads_<measure>`, and
     `mixing_<measure>` for the first and the last map, both on a scale from 0 to 1: the two that the papers set against
-    each other. In self-attention the own part of maps is faded, so that the rest is seen; among more than `FEW` tokens
+    each other. In self-attention the diagonal of maps is faded, so that the rest is seen; among more than `FEW` tokens
     most contributions are small, and colours stand for square roots.
     """
     maps = [name for name in MAPS if name in dataset]
     if maps:
         array = dataset[maps[-1]]
-        own: OwnPart = "shown" if cross else "faded"
-        root = array.sizes["key"] > FEW
-        yield "maps", plot_maps(dataset, maps, root=root, own=own, cross=cross, provenance=provenance)
+        diagonal: Diagonal = "shown" if cross else "faded"
+        sqrt = array.sizes["key"] > FEW
+        yield "maps", plot_maps(dataset, maps, sqrt=sqrt, diagonal=diagonal, cross=cross, provenance=provenance)
         title = "mean over layers " + _span(numbering(array, "layer"))
         mean = array.mean("layer")
-        yield f"map_{maps[-1]}", plot_map(mean, title=title, root=root, own=own, cross=cross, provenance=provenance)
+        yield (
+            f"map_{maps[-1]}",
+            plot_map(mean, title=title, sqrt=sqrt, diagonal=diagonal, cross=cross, provenance=provenance),
+        )
     for name in HEAD_MAPS:
         if name in dataset:
             array = dataset[name]

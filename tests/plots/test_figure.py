@@ -19,8 +19,8 @@ from PIL import Image
 
 from normlens.errors import InputError
 from normlens.plots import plot_heads, plot_map, plot_maps, plot_mixing, save_figure
-from normlens.plots.fonts import printable
-from normlens.plots.sheet import provenance_of
+from normlens.plots.figure import provenance_of
+from normlens.plots.text import printable
 from tests.plots.samples import HOSTILE, dataset, mixing
 
 

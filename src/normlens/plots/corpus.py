@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 
 from normlens.errors import InputError
 from normlens.measures.table import quantity_label
-from normlens.plots.colours import (
+from normlens.plots.points import Cloud, plot_points
+from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.style import (
     Scale,
     category_style,
     category_styles,
@@ -19,9 +21,7 @@ from normlens.plots.colours import (
     round_up,
     short,
 )
-from normlens.plots.head_tables import HeadTable, plot_head_tables
-from normlens.plots.points import Cloud, plot_points
-from normlens.plots.series import Curve, Curves, plot_series
+from normlens.plots.tables import HeadTable, plot_head_tables
 
 if TYPE_CHECKING:
     from normlens.corpus.running.result import CorpusResult

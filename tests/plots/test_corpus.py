@@ -11,11 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from normlens.errors import InputError
-from normlens.plots.colours import category_style
-from normlens.plots.corpus_figures import by_layer, heatmap, histogram, relative, scatter
-from normlens.plots.sheet import provenance_of
-from tests.plots.samples import image, limits, tick_labels
-from tests.plots.test_layout import complaints
+from normlens.plots.corpus import by_layer, heatmap, histogram, relative, scatter
+from normlens.plots.figure import provenance_of
+from normlens.plots.style import category_style
+from tests.plots.samples import complaints, image, limits, tick_labels
 
 CATEGORIES = ("cls", "sep", "article", "other")
 LAYERS, HEADS = [1, 2, 3], [1, 2]
@@ -57,7 +56,7 @@ def result() -> Any:
 
 def drawn_lines(figure: Figure) -> list[Any]:
     """The curves of the first panel, without its grid."""
-    return [line for line in figure.axes[0].lines if line.get_zorder() == 3]
+    return list(figure.axes[0].lines)
 
 
 def test_each_figure_is_whole_and_says_what_it_was_made_from(result: Any) -> None:
