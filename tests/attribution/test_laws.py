@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normlens.attribution.explain import explain_texts as explain
 from normlens.attribution.observer import TermSelection
 from normlens.attribution.terms import Run
 from normlens.errors import AnatomyError, InputError
@@ -46,9 +45,9 @@ def test_terms_add_up(family: str, attention: str) -> None:
 @pytest.mark.parametrize("integrated", [False, True])
 @pytest.mark.parametrize("wanted", [TermSelection(), TermSelection(heads=True, edges=True, blocks=True, direct=True)])
 @pytest.mark.parametrize("family", ["bert", "llama_bias", "gpt2"])
-def test_a_pass_leaves_no_graph_behind(family: str, wanted: TermSelection, chosen: bool) -> None:
+def test_a_pass_leaves_no_graph_behind(family: str, wanted: TermSelection, integrated: bool) -> None:
     """A hook that holds its own tensor keeps the whole graph, for ever: no collector sees a ring through it."""
-    run = Run(headed(family, torch.float32), {"input_ids": ids_of(6)[None]}, wanted, chosen=chosen)
+    run = Run(headed(family, torch.float32), {"input_ids": ids_of(6)[None]}, wanted, integrated=integrated)
     leaf = weakref.ref(run.observer.stacks[0].leaf)
     run.explain(lambda output: output.logits[:, 3, 11])
     del run
@@ -57,7 +56,7 @@ def test_a_pass_leaves_no_graph_behind(family: str, wanted: TermSelection, chose
 
 
 def test_a_pass_that_fails_leaves_no_graph_behind() -> None:
-    run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, TermSelection(), chosen=False)
+    run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, TermSelection(), integrated=False)
     leaf = weakref.ref(run.observer.stacks[0].leaf)
     with pytest.raises(AnatomyError, match="needs a way from the input vectors"):
         run.explain(lambda output: output.logits[:, 3, 11].detach())
@@ -152,9 +151,9 @@ def test_padding_changes_no_number(family: str) -> None:
 def test_steps_are_those_of_the_prefixes() -> None:
     model = headed("llama", torch.float32)
     lens = Lens(model, tiny.tokenizer("none"))
-    whole = explain(lens, "the cat sat", output="red tree")
+    whole = lens.explain("the cat sat", output="red tree")
     assert whole["tokens"].dims == ("step", "key")
-    first, second = explain(lens, "the cat sat", output="red"), explain(lens, "the cat sat red", output="tree")
+    first, second = lens.explain("the cat sat", output="red"), lens.explain("the cat sat red", output="tree")
     np.testing.assert_allclose(whole["tokens"].values[0, :3], first["tokens"], atol=1e-4)
     np.testing.assert_allclose(whole["tokens"].values[1], second["tokens"], atol=1e-4)
     np.testing.assert_allclose(whole.value, [first.value, second.value], atol=1e-4)
@@ -163,14 +162,14 @@ def test_steps_are_those_of_the_prefixes() -> None:
 def test_generated_tokens_are_explained_step_by_step() -> None:
     model = headed("marian", torch.float32)
     model.generation_config.max_new_tokens = 3
-    found = explain(Lens(model, tiny.tokenizer_for("marian")), "the cat sat", generate=True)
+    found = Lens(model, tiny.tokenizer_for("marian")).explain("the cat sat", generate=True)
     assert found.site("decoder")["tokens"].sizes["step"] == found.value.sizes["step"]
     assert list(found.site("cross")["heads"].dims) == ["step", "layer", "head"]
 
 
 def test_saved_and_opened(tmp_path: Any) -> None:
-    found = explain(
-        Lens(headed("llama", torch.float32), tiny.tokenizer("none")), "the cat sat on", output="red tree", edges_top=5
+    found = Lens(headed("llama", torch.float32), tiny.tokenizer("none")).explain(
+        "the cat sat on", output="red tree", edges_top=5
     )
     back = open_explanation(found.save(tmp_path / "e.zarr"))
     for name, array in found.sites["decoder"].items():
@@ -183,7 +182,7 @@ def test_saved_and_opened(tmp_path: Any) -> None:
 
 
 def test_words_and_spans_are_sums() -> None:
-    found = explain(Lens(headed("llama", torch.float32), tiny.tokenizer("none")), "cats sat slowly on", output="red")
+    found = Lens(headed("llama", torch.float32), tiny.tokenizer("none")).explain("cats sat slowly on", output="red")
     assert float(found.by_word().sum()) == pytest.approx(float(found["tokens"].sum()))
     spans = found.by_span({"a": (0, 2), "b": (2, found["tokens"].sizes["key"])})
     assert float(spans.sum()) == pytest.approx(float(found["tokens"].sum()))
@@ -214,16 +213,16 @@ def test_results_are_frozen_and_read_in_one_line() -> None:
 def test_bad_requests(options: dict[str, Any], says: str) -> None:
     lens = Lens(headed("llama", torch.float32), tiny.tokenizer("none"))
     with pytest.raises(InputError, match=says):
-        explain(lens, "the cat sat", **options)
+        lens.explain("the cat sat", **options)
 
 
 def test_masked_models_are_asked_at_their_mask() -> None:
     lens = Lens(headed("bert", torch.float32), tiny.tokenizer("both"))
-    assert explain(lens, "the cat [MASK] on", output="sat").provenance["position"] == 3
+    assert lens.explain("the cat [MASK] on", output="sat").provenance["position"] == 3
     with pytest.raises(InputError, match="the text has none"):
-        explain(lens, "the cat sat", output="red")
+        lens.explain("the cat sat", output="red")
     with pytest.raises(InputError, match="has 2"):
-        explain(lens, "the [MASK] [MASK]", output="red")
+        lens.explain("the [MASK] [MASK]", output="red")
 
 
 def test_a_direction_on_a_model_without_a_head() -> None:
@@ -263,9 +262,9 @@ def test_a_model_that_padding_changes_is_run_row_by_row() -> None:
     torch.manual_seed(0)
     lens = Lens(tiny.randomized(transformers.FNetForMaskedLM(config)).eval(), tiny.tokenizer("both"))
     texts = ["the cat [MASK] on a very red mat", "she [MASK]"]
-    together = explain(lens, texts, output="sat", parts=["tokens"])
+    together = lens.explain(texts, output="sat", parts=["tokens"])
     for text, found in zip(texts, together, strict=True):
-        alone = explain(lens, text, output="sat", parts=["tokens"])
+        alone = lens.explain(text, output="sat", parts=["tokens"])
         np.testing.assert_allclose(found["tokens"], alone["tokens"], atol=1e-6)
 
 
@@ -310,7 +309,7 @@ def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.M
 
 def test_the_sum_of_steps_is_a_sum() -> None:
     lens = Lens(headed("llama", torch.float32), tiny.tokenizer("none"))
-    steps = explain(lens, "the cat sat", output="red tree", edges_top=4)
+    steps = lens.explain("the cat sat", output="red tree", edges_top=4)
     whole = steps.sum_of_steps()
     assert whole.value == pytest.approx(float(steps.value.sum()))
     np.testing.assert_allclose(whole["tokens"], steps["tokens"].sum("step"))
@@ -405,26 +404,26 @@ def test_sequence_classification_by_label_and_number() -> None:
     config = tiny.bert(id2label=labels, label2id={v: k for k, v in labels.items()}).config
     model = tiny.randomized(transformers.BertForSequenceClassification(config)).eval()
     lens = Lens(model, tiny.tokenizer("both"))
-    by_name, by_number = (explain(lens, "the cat sat", output=which) for which in ("Fine", 1))
+    by_name, by_number = (lens.explain("the cat sat", output=which) for which in ("Fine", 1))
     assert by_name.value == by_number.value and by_name.provenance["output"] == "fine"
     assert _total(by_name) == pytest.approx(by_name.value, abs=1e-4)
-    batch = explain(lens, ["the cat sat", "she sat on a very red mat"], output=["bad", "fine"], against=["fine", "bad"])
-    assert batch[0].value == pytest.approx(explain(lens, "the cat sat", output="bad", against="fine").value, abs=1e-5)
+    batch = lens.explain(["the cat sat", "she sat on a very red mat"], output=["bad", "fine"], against=["fine", "bad"])
+    assert batch[0].value == pytest.approx(lens.explain("the cat sat", output="bad", against="fine").value, abs=1e-5)
     with pytest.raises(InputError, match="labels bad, fine"):
-        explain(lens, "the cat", output="great")
+        lens.explain("the cat", output="great")
 
 
 def test_token_classification_at_a_position() -> None:
     torch.manual_seed(0)
     model = tiny.randomized(transformers.BertForTokenClassification(tiny.bert(num_labels=3).config)).eval()
     lens = Lens(model, tiny.tokenizer("both"))
-    found = explain(lens, "the cat sat", position=2, output=1)
+    found = lens.explain("the cat sat", position=2, output=1)
     ids = torch.tensor([lens.tokenizer("the cat sat")["input_ids"]])
     with torch.no_grad():
         assert found.value == pytest.approx(float(model(ids).logits[0, 2, 1]), abs=1e-4)
     assert _total(found) == pytest.approx(found.value, abs=1e-4)
     with pytest.raises(InputError, match=r"one of 0 to 4 \(0 \[CLS\], 1 the, 2 cat, 3 sat, 4 \[SEP\]\)"):
-        explain(lens, "the cat sat", output=1)
+        lens.explain("the cat sat", output=1)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +440,7 @@ def test_what_a_model_cannot_be_asked(family: str, text: str, options: dict[str,
     tokenizer = {"bert": "both", "llama": "none"}.get(family)
     lens = Lens(headed(family, torch.float32), tiny.tokenizer(tokenizer) if tokenizer else tiny.tokenizer_for(family))
     with pytest.raises(InputError, match=says):
-        explain(lens, text, **options)
+        lens.explain(text, **options)
 
 
 def test_threads_wait_for_each_other() -> None:

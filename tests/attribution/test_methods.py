@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from normlens.attribution import erasure as erasing
 from normlens.errors import InputError
+from normlens.faithfulness import erasure as erasing
 from normlens.faithfulness.gradients import integrated_gradients
 from normlens.faithfulness.items import Item, batches, item_of, probabilities, values
 from normlens.faithfulness.methods import METHODS, Method, find_methods, scores

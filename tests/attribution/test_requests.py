@@ -137,7 +137,7 @@ def test_a_number_of_zero_has_terms_of_zero() -> None:
     with torch.no_grad():
         model.lm_head.weight.zero_()
     (found,) = Lens(model).explain_inputs({"input_ids": ids_of(5)[None]}, output=3)
-    assert found.value == 0 and not found["tokens"].any() and found.proof.gap == 0 and not found.says
+    assert found.value == 0 and not found["tokens"].any() and found.proof.gap == 0 and not found.warning
 
 
 def test_a_direction_along_which_nothing_is_but_rounding() -> None:

@@ -11,7 +11,7 @@ from scipy import integrate
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normlens.attribution import chosen
+from normlens.attribution import integrated as chosen
 from normlens.attribution.observer import TermSelection
 from normlens.attribution.terms import Run
 from normlens.decompose.activations import mean_activation
@@ -57,7 +57,7 @@ def _frozen(function: object, x: Tensor) -> tuple[Tensor, Tensor, float]:
         def forward(self, vectors: Tensor) -> tuple[Tensor]:
             return (self.layers[0](vectors),)
 
-    run = Run(Model(), {"vectors": x}, TermSelection(), chosen=False)
+    run = Run(Model(), {"vectors": x}, TermSelection(), integrated=False)
     value = run.output[0].detach()
     terms = run.explain(lambda output: output[0].sum((1, 2)))
     return value, terms.tokens[0], float(sum(v.sum() for v in terms.constants.values()))

@@ -81,7 +81,7 @@ SHAPES: dict[str, tuple[Any, Limits]] = {
     "bert": (bert_base, Limits(waits=3, copies=8, launches=120)),
     "bert padded": (bert_padded, Limits(waits=3, copies=8, launches=130)),
     "llama": (llama_heads, Limits(waits=6, copies=10, launches=400)),
-    "sentence": (bert_sentence, Limits(waits=0, copies=6, launches=25)),  # its sites are measured at once
+    "sentence": (bert_sentence, Limits(waits=3, copies=10, launches=140)),
     "explain": (
         bert_short,
         Limits(waits=0, copies=0, launches=90),

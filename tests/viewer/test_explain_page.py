@@ -132,7 +132,7 @@ def test_value_probability_gap_and_caution_are_stated(opened) -> None:
     facts = {name: page.locator(f"[data-part={name}] b").inner_text() for name in ("value", "probability", "gap")}
     assert read(facts["value"]) == pytest.approx(given.value, rel=1e-2)
     assert facts["probability"] == "25.0 %" and facts["gap"] == "3e-7"
-    assert page.locator("[data-part=says]").inner_text() == given.says
+    assert page.locator("[data-part=says]").inner_text() == given.warning
     assert opened(explanation_page(explanation())).locator("[data-part=says]").count() == 0
 
 

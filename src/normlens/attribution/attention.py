@@ -50,7 +50,7 @@ def fused_attention(
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given.get(k) is not None}
-    if run.chosen or not is_live(value):
+    if run.integrated or not is_live(value):
         with run:
             return _spelled_out(query, key, value, mask, options)
     # Queries and keys are held, not the weights: memory stays linear in the length.

@@ -64,11 +64,11 @@ def name_of(function: Any) -> str:
 class FrozenPass(TorchFunctionMode):
     """The interception; `terms` hears of attention, blocks and constants as the pass and its backward meet them."""
 
-    def __init__(self, rows: int, listener: Any, *, chosen: bool = False) -> None:
+    def __init__(self, rows: int, listener: Any, *, integrated: bool = False) -> None:
         super().__init__()
         self.rows = rows
         self.listener = listener
-        self.chosen = chosen
+        self.integrated = integrated
         self.replaying = False
         self.tape: list[tuple[str, Any]] | None = None
         self._next = 0
@@ -352,7 +352,7 @@ class FrozenPass(TorchFunctionMode):
         """`out` are weights that a softmax gave."""
         if isinstance(out, Tensor) and isinstance(scores, Tensor):
             lineage = Lineage(self.listener.layer, None)
-            lineage.weights = Weights(scores if self.chosen else None, function, plain)
+            lineage.weights = Weights(scores if self.integrated else None, function, plain)
             remember(out, lineage)
 
     def _carry(self, name: str, func: Function, args: Any, kwargs: Any, out: Any) -> None:

@@ -18,7 +18,7 @@ from normlens.errors import AnatomyError, DecompositionError, InputError
 #: weigh in single precision whatever their type, so that double precision is not ten digits better.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: `attention="integrated"` is integrated by quadrature, whose error is stated with the result.
-_CHOSEN_TOLERANCE = 1e-3
+_INTEGRATED_TOLERANCE = 1e-3
 #: In the replay every vector is multiplied by a number of its own, and what cancelled before does no longer.
 _REPLAY_TOLERANCE = 10
 
@@ -37,7 +37,7 @@ class Subject:
         if self.dtype not in TOLERANCE:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
             raise InputError(f"a model must compute in one of {known} to be explained: this one has {self.dtype}")
-        return max(TOLERANCE[self.dtype], _CHOSEN_TOLERANCE if self.attention == "integrated" else 0.0)
+        return max(TOLERANCE[self.dtype], _INTEGRATED_TOLERANCE if self.attention == "integrated" else 0.0)
 
 
 def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], subject: Subject) -> None:

@@ -243,9 +243,9 @@ def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...
     if not (is_live(a) and is_live(b)):
         return function(*args, **kwargs)
     streams = [x for x in (a, b) if (lineage := lineage_of(x)) is not None and lineage.stream]
-    if run.chosen or streams:
+    if run.integrated or streams:
         other = a if streams and streams[0] is b else b
-        if not run.chosen and is_bent(other):  # a router's weights, with which streams are mixed
+        if not run.integrated and is_bent(other):  # a router's weights, with which streams are mixed
             held = run.freeze(other.detach)
             return function(held, b, **kwargs) if other is a else function(a, held, **kwargs)
         return halved(run, function, a, b, kwargs)
@@ -266,7 +266,7 @@ def einsum(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...]
         return function(equation, *operands)
     if len(operands) > 2:
         raise AnatomyError("an operation must have a rule: `einsum` of three operands, two of them live, has none")
-    if run.chosen:
+    if run.integrated:
         return halved(run, lambda a, b: function(equation, a, b), operands[0], operands[1], {})
     return function(equation, run.freeze(operands[0].detach), operands[1])
 

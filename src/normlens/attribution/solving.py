@@ -115,7 +115,7 @@ class _Batch:
         with PassScope(model, grad=True):
             arguments = mapped(run_arguments(model, clone_inputs(dict(inputs))), _outside_of_inference)
             run = Run(
-                model, arguments, _wanted(request), chosen=request.attention == "integrated", record=own is not None
+                model, arguments, _wanted(request), integrated=request.attention == "integrated", record=own is not None
             )
             check_layers(run.observer.layers, lambda on_inputs: self._traced(inputs, on_inputs), subject)
             found = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]

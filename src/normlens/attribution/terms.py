@@ -136,11 +136,17 @@ class Run:
     """A model's frozen pass on one batch; several numbers of its output may be explained one after the other."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], wanted: TermSelection, *, chosen: bool, record: bool = False
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        wanted: TermSelection,
+        *,
+        integrated: bool,
+        record: bool = False,
     ) -> None:
         self._model, self._inputs, self._wanted = model, inputs, wanted
         self.observer = Observer(model, inputs, wanted)
-        self._frozen = FrozenPass(self.observer.rows, self.observer, chosen=chosen)
+        self._frozen = FrozenPass(self.observer.rows, self.observer, integrated=integrated)
         if record:
             self._frozen.tape = []
         try:

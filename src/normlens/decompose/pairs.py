@@ -139,9 +139,11 @@ class PairCollector:
         if self._diagonal is not None and self._self_alpha is not None:
             last = min(stop, keys)
             count = max(0, last - start)
-            self._diagonal[:, :, start:last] = weights.diagonal(offset=start, dim1=-2, dim2=-1)[..., :count]
-            own_alpha = alpha.diagonal(offset=start, dim1=-2, dim2=-1)[..., :count]
-            torch.mean(own_alpha, 1, out=self._self_alpha[:, start:last])
+            own = weights.diagonal(offset=start, dim1=-2, dim2=-1)[..., :count]
+            self._diagonal[:, :, start:last] = own
+            if self._factor is not None:
+                own = alpha.diagonal(offset=start, dim1=-2, dim2=-1)[..., :count]
+            torch.mean(own, 1, out=self._self_alpha[:, start:last])
         if self._grams is not None:
             self._grams.extend_to(keys, stop)
             self._grams.norms(weights, start, self._norms)

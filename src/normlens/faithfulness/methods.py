@@ -154,7 +154,7 @@ def _of(module: Literal["gradients", "erasure"], name: str) -> Function:
     def function(lens: Lens, items: Sequence[Item]) -> Scores:
         import importlib
 
-        result: Scores = getattr(importlib.import_module(f"normlens.attribution.{module}"), name)(lens, items)
+        result: Scores = getattr(importlib.import_module(f"normlens.faithfulness.{module}"), name)(lens, items)
         return result
 
     return function

@@ -122,6 +122,10 @@ def _attnres_w(block: Block) -> Float[Tensor, "batch query key"]:
 
 def _weight_mixing(block: Block) -> MixingNorms:
     """The weights on other positions and on the position itself; a sink makes rows sum to less than 1."""
+    return block.once("weights", "mixing", lambda: _weights_on_others(block))
+
+
+def _weights_on_others(block: Block) -> MixingNorms:
     pairs = block.pairs
     whole = _computed(pairs.row_sums)
     if not block.self_attends:
