@@ -7,7 +7,7 @@ class NormlensError(Exception):
     """The base of every error that normlens raises on purpose; the shell shows it as one sentence with exit code 2."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the sentence, not a page of frames that are not the user's."""
+        """Show the sentence in a notebook, without frames that are not the user's."""
         return [f"{type(self).__name__}: {self}"]
 
 

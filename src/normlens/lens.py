@@ -134,7 +134,7 @@ class Lens:
             return singular_value_table(self.anatomy)
 
     def expansion_rate(self, variant: Variant = "code") -> xr.DataArray:
-        """How much each layer's `f` stretches a vector (2021, Section 4.4): the authors' variant or the plain one."""
+        """The expansion rate of each layer's `f` (2021, Section 4.4): the authors' variant or the plain one."""
         from normlens.anatomy.expansion import expansion_rates
 
         with self.traced.named_errors():
@@ -257,7 +257,7 @@ class Lens:
     def _generated(
         self, text: Text, pair: Text | None, target: Text | None, *, truncate: bool, pretokenized: bool
     ) -> EncodedText:
-        """What the model writes to a text, encoded."""
+        """The text and the model's continuation, encoded."""
         if target is not None:
             raise InputError(
                 "generate=True analyses what the model itself writes: a target was given as well; drop one"

@@ -1,4 +1,4 @@
-"""Where a result comes from: model, content, settings, versions."""
+"""Provenance: model, content, settings, versions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _piece_digest(piece: bytes | Tensor) -> bytes:
 
 
 def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:
-    """What identifies a model in a record."""
+    """The identity of a model for records."""
     config = getattr(model, "config", None)
     return {
         "name": name or getattr(config, "_name_or_path", "") or type(model).__name__,

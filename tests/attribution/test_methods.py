@@ -164,7 +164,7 @@ def test_a_method_of_ones_own_is_held_to_its_shape() -> None:
         short.scores(lens, [item])
     with pytest.raises(InputError, match="answers every item"):
         Method("few", "", "", "", "", "", lambda lens, items: []).scores(lens, [item])
-    with pytest.raises(InputError, match="a method is one of carried"):
+    with pytest.raises(InputError, match="a method is one of fixed"):
         find_methods(["nothing"])
 
 

@@ -91,7 +91,7 @@ class Choices:
 
     @property
     def joins(self) -> bool:
-        """Whether the maps of two directions are joined before links are taken."""
+        """Return True if the maps of two directions are joined before links are taken."""
         return self.symmetrize in JOININGS
 
 
@@ -112,7 +112,7 @@ class AlignedPair:
 
     @property
     def confidences(self) -> dict[Link, float]:
-        """How likely each link is right; calibrated for shares of joined views (see `extraction.confidence`)."""
+        """The probability that each link is right; calibrated for shares of joined views (see `extraction.confidence`)."""
         return {link: confidence(score) for link, score in self.scores.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class Aligner:
         return LongPair(*sizes)
 
     def _first_window(self, source: str, target: str) -> tuple[str, str]:
-        """What layers are chosen on: the pair, or of a document its beginning."""
+        """The text on which layers are chosen: the pair, or of a document its beginning."""
         document = self._long(source, target)
         window = None if document is None else document.window
         return (source, target) if document is None or window is None else document.text_of(window)
@@ -384,7 +384,7 @@ class Aligner:
         return join_directions(forward, reverse, "sum" if self.choices.symmetrize == "sum" else "product")
 
     def strength(self, forward: WordMap | JointMap, reverse: WordMap | JointMap | None) -> JointMap:
-        """What a link's score is: its share of its row and column; of its row, where one direction's layers are averaged."""
+        """The score of a link: its share of its row and column; of its row, where one direction's layers are averaged."""
         joint = self.joint(forward, reverse)
         return joint if reverse is None and self.choices.combine == "mean" else cell_shares(joint)
 
@@ -513,7 +513,7 @@ class Aligner:
 
 
 def word_rule(name: WordRule) -> Callable[[str], list[Span]]:
-    """How words are found, by its name."""
+    """The rule that finds words, by its name."""
     if name not in WORD_RULES:
         raise InputError(f"Words are found by one of {', '.join(WORD_RULES)}: got {name!r}.")
     return WORD_RULES[name]
@@ -525,7 +525,7 @@ def spaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _many_sentences(pair: EncodedPair) -> bool:
-    """Whether a pair that a model takes is still better cut: longer than a window, with sentences on both sides.
+    """Return True if a pair that a model takes is still better cut: longer than a window, with sentences on both sides.
 
     Models that were trained on sentences lose their way in what is as long as they can just take.
     """

@@ -142,7 +142,7 @@ def _both_shares(joint: JointMap) -> tuple[JointMap, JointMap]:
 
 
 def confidence(share: float) -> float:
-    """How likely a link with this share is right: odds of `e^1.5 (x / (1 - x))²`.
+    """The probability that a link with this share is right: odds of `e^1.5 (x / (1 - x))²`.
 
     Both numbers were read off the first 300 Hansards pairs (a logistic fit gives 1.45 + 2.21 logit x with two
     models and 1.43 + 2.33 logit x with one); no link depends on it.

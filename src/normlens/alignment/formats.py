@@ -29,7 +29,7 @@ _MOST_SENTENCES = 1_000_000  # in a NAACL file, where one line can number a sent
 
 @dataclass(frozen=True)
 class AlignmentFile:
-    """What a file of alignments holds, one `Annotation` per sentence pair, and how it was read."""
+    """The contents of a file of alignments, one `Annotation` per sentence pair, and how it was read."""
 
     name: str
     format: str
@@ -39,7 +39,7 @@ class AlignmentFile:
 
     @property
     def never_zero(self) -> bool:
-        """Whether no link touches word 0 on either side, which suggests a file that counts from 1."""
+        """Return True if no link touches word 0 on either side, which suggests a file that counts from 1."""
         links = [link for line in self.lines for link in line.possible]
         return len(links) > 0 and all(source > 0 and target > 0 for source, target in links)
 

@@ -1,4 +1,4 @@
-"""Which layers align? A criterion over unlabelled text, with no layer number and no threshold in it.
+"""The choice of layers that align: a criterion over unlabelled text, with no layer number and no threshold in it.
 
 A decoder's row can be read in two ways: with the token it takes in (`awi`) or with the token it puts out (`awo`).
 Both are guesses at the same thing, the source word of that token, and come from different rows. Where a layer's links
@@ -133,7 +133,7 @@ class Agreement:
         )
 
     def is_sound(self) -> bool:
-        """Whether the counts fit each other, as those of a damaged cache do not."""
+        """Return True if the counts fit each other, as those of a damaged cache do not."""
         count = len(self.layers)
         if not count or self.shared.shape != (count, count) or self.pairs < 0 or self.words < 1:
             return False
@@ -164,7 +164,7 @@ def _choices(
 
 
 def recall_agreement(key: str) -> Agreement | None:
-    """What was counted before; None where nothing was, or nothing readable."""
+    """Counts of an earlier run; None where nothing was, or nothing readable."""
     try:
         found = Agreement.from_dict(json.loads(read_text(_cache_path(key))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -204,7 +204,7 @@ class SavedChoice:
 
     @classmethod
     def read(cls, path: Path) -> SavedChoice:
-        """What `write` wrote."""
+        """Read a saved choice."""
         try:
             found = json.loads(read_text(Path(path)))
             if found.pop("normlens_layers") != 1:

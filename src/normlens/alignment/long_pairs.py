@@ -112,7 +112,7 @@ class LongPair:
         self.certain |= {piece.moved(link) for link in certain}
 
     def pieces(self) -> list[Window]:
-        """What lies between the cuts; a stretch of one side that has no other side is in no piece."""
+        """The pieces between the cuts; a stretch of one side that has no other side is in no piece."""
         return [
             Window((first, last), (other, until))
             for (first, other), (last, until) in pairwise(self.cuts)

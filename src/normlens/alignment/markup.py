@@ -334,7 +334,7 @@ def _split_runs(tokens: Sequence[_Token]) -> list[_Token]:
 
 
 def _partners(tokens: Sequence[_Token]) -> dict[int, int]:
-    """Which delimiter closes which, by their numbers and each way; one without a partner is text, or a lone tag."""
+    """Pairs of delimiters, by their numbers and each way; one without a partner is text, or a lone tag."""
     partners: dict[int, int] = {}
     waiting: list[tuple[int, str]] = []
     for number, token in enumerate(tokens):
@@ -349,7 +349,7 @@ def _partners(tokens: Sequence[_Token]) -> dict[int, int]:
 
 
 def _roles(token: _Token) -> tuple[str, str]:
-    """What a token can open and what it can close; empty for nothing."""
+    """The marks that a token can open and close; empty for nothing."""
     if token.kind == "run":
         return token.text if token.opens else "", token.text if token.closes else ""
     if token.kind == "tag" and (tag := _TAG.fullmatch(token.text)):

@@ -24,7 +24,7 @@ from normlens.inputs.segmentation import SegmentedText, Segmenter
 
 @dataclass(frozen=True)
 class PairFormat:
-    """How one model wants its pairs: which words, and what stands before the source."""
+    """The pair format of one model: which words, and what stands before the source."""
 
     raw: bool = False
     source_prefix: str = ""
@@ -48,7 +48,7 @@ class EncodedPair:
 
     @property
     def too_long(self) -> bool:
-        """Whether the problem is the pair's length alone."""
+        """Return True if the problem is the pair's length alone."""
         return self.problem is not None and bool(self.source.ids and self.target.ids)
 
     @property
@@ -73,7 +73,7 @@ class PromptedPair(EncodedPair):
 
 
 class _Encoder:
-    """What both encoders share: how long a pair may be, and how several become the model's inputs."""
+    """The base of both encoders: how long a pair may be, and how several become the model's inputs."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         if tokenizer is None:
@@ -82,7 +82,7 @@ class _Encoder:
         self.limit = longest_input(model, tokenizer)
 
     def _problem(self, source: SegmentedText, target: SegmentedText, longest: int) -> str | None:
-        """Why a pair cannot be aligned, if it cannot."""
+        """The reason why a pair cannot be aligned, if there is one."""
         if not source.words or not target.words:
             return "an empty side"
         if not source.ids or not target.ids:
@@ -138,7 +138,7 @@ class PairEncoder(_Encoder):
 
     @property
     def room(self) -> tuple[int, int] | None:
-        """How many subwords of a source and of a target fit; None where there is no limit."""
+        """The number of subwords of a source and of a target that fit; None where there is no limit."""
         if self.limit is None:
             return None
         return (
@@ -169,7 +169,7 @@ class PromptEncoder(_Encoder):
 
     @property
     def room(self) -> tuple[int, int] | None:
-        """How many subwords of a source and of a target fit: half of the prompt each; None where there is no limit."""
+        """The number of subwords of each side that fit: half of the prompt; None where there is no limit."""
         if self.limit is None:
             return None
         half = (self.limit - len(self._before) - len(self._between) - len(self._after)) // 2

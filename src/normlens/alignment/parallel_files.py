@@ -96,7 +96,7 @@ class UnfinishedRun:
         return run
 
     def is_whole(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return True if nothing is left to do."""
         return bool(self.record.get("finished"))
 
     @contextmanager
@@ -133,7 +133,7 @@ class UnfinishedRun:
         write_sealed_json(_record_path(self.out), {**self.record, "durable": durable, "finished": finished})
 
     def _check(self, digest: str) -> None:
-        """What is durable must be as it was written."""
+        """Check that durable lines are as they were written."""
         path = self.out if self.is_whole() else self.part
         try:
             with path.open("rb") as file:

@@ -75,7 +75,7 @@ def project_marks(
 
 @dataclass(frozen=True)
 class _Room:
-    """Where marks may be placed: target words from `first` to before `last`, and the characters around them."""
+    """The room for marks: target words from `first` to before `last`, and the characters around them."""
 
     first: int
     last: int
@@ -134,7 +134,7 @@ class _Placing:
         return Piece(self.marked.marks[place], room.start, room.end, score, tuple(self.inside(place, room)))
 
     def _belongs_somewhere(self, place: int) -> bool:
-        """Whether the mark has words in some piece of what is around it, though perhaps not in this one."""
+        """Return True if the mark has words in some piece of what is around it, though perhaps not in this one."""
         return bool((self.values[place] > 0).any()) and bool(self.covered[place].any())
 
     # ---- stretches of words ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _DRAWN_AT_ONCE = 1 << 24  # numbers
 
 @dataclass(frozen=True)
 class Counts:
-    """What AER is made of; counts of any split of a corpus add up to the counts of the whole.
+    """The counts behind AER; counts of any split of a corpus add up to the counts of the whole.
 
     >>> Counts.of(frozenset({(0, 0), (1, 0)}), Annotation.of([(0, 0)])).aer
     0.33333333333333337

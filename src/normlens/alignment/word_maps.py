@@ -112,11 +112,11 @@ class WordMapper:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return next(self.lens.model.parameters()).device
 
     def describe(self) -> dict[str, Any]:
-        """What identifies the model in a record; its name goes without the folders around it, which are the user's."""
+        """The model's identity in a record; its name goes without the folders around it, which are the user's."""
         name = Path(str(getattr(self.lens.model.config, "_name_or_path", ""))).name or None
         return describe_model(self.lens.model, name, self.lens.family)
 
@@ -183,7 +183,7 @@ class WordMapper:
         return found
 
     def agreement(self, pairs: Sequence[EncodedPair]) -> Agreement:
-        """How far the two readings of each layer agree on these pairs (see `layer_choice`)."""
+        """The agreement of the two readings of each layer on these pairs (see `layer_choice`)."""
         counted = Agreement.empty(self.layers)
         for chosen in self.batches(pairs):
             pooling, by_layer = self.pooled_layers([pairs[i] for i in chosen], SETTINGS)

@@ -16,7 +16,7 @@ from normlens.errors import AnatomyError
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is odd about a family."""
+    """The oddities of a family."""
 
     #: The attention output is not added to anything: it goes through a normalization into the feed-forward network.
     joins_nothing: bool = False
@@ -46,7 +46,7 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 def declaration(family: str) -> Declaration:
-    """What is declared about a family; nothing for nearly all of them."""
+    """The declaration of a family; empty for nearly all of them."""
     return DECLARATIONS.get(family, Declaration())
 
 

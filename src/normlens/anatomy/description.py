@@ -1,4 +1,4 @@
-"""What a model looks like to normlens: a list of sites, each with the modules and places that matter.
+"""The structure of a model: a list of sites, each with the modules and places that matter.
 
 These are plain descriptions. They are made by `normlens.anatomy.reading` and used by `normlens.measures.run`; a site
 refers to modules of the model, never copies weights, so a model that is trained further is described by the same site.
@@ -168,7 +168,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class LayerEnd:
-    """How a layer ends after its attention block: the last residual sum, and the normalization that follows it.
+    """The end of a layer after its attention block: the last residual sum, and the normalization that follows it.
 
     Where the feed-forward block stands beside attention the layer ends with the attention block's own sum.
     """
@@ -214,14 +214,14 @@ class Site:
 
     @property
     def placement(self) -> Placement:
-        """Where the normalization stands."""
+        """The position of the normalization."""
         if self.norm is not None:
             return "post"
         return "branch" if any(isinstance(step, Normalization) for step in self.branch) else "pre"
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where the block is read: the projected output, the residual, other branches, the sum, its norm, and `x`."""
+        """The tensors that are read: projected output, residual, other branches, the sum, its norm, and `x`."""
         read = (self.projected, self.residual, *self.others, self.total, self.normalized, self.x)
         return tuple(place for place in read if place is not None)
 
@@ -248,7 +248,7 @@ class Anatomy:
 
     @property
     def holds_numbers(self) -> bool:
-        """Whether numbers that the model computed from its weights stand in the description, good for these alone."""
+        """Return True if numbers that the model computed from its weights stand in the description, good for these alone."""
         steps = [step for site in self.sites for step in (*site.inner, *site.branch, *site.residual_steps)]
         numbers = any(isinstance(step, Scaling) and isinstance(step.factor, float) for step in steps)
         return numbers or any(site.groups for site in self.sites)

@@ -41,7 +41,7 @@ def family_of(model: nn.Module) -> str:
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether the model reads a source and writes a target."""
+    """Return True if the model reads a source and writes a target."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
@@ -133,12 +133,12 @@ def one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_position(name: str, value: Any) -> bool:
-    """Whether an input is a mask with a row of positions for each sequence; any other mask is over pairs of positions."""
+    """Return True for a mask with a row of positions per sequence; any other mask is over pairs of positions."""
     return isinstance(value, Tensor) and value.ndim == 2 and name.endswith(("padding_mask", "attention_mask"))
 
 
 def form_of(name: str, value: Any) -> tuple[str, object]:
-    """What of a foreign module's input decides what it is: of a mask over pairs, what it says of later and earlier keys."""
+    """The properties of a foreign module's input that decide what runs: of a mask over pairs, its two sides."""
     if "mask" not in name or not isinstance(value, Tensor) or value.ndim < 2 or value.shape[-1] != value.shape[-2]:
         return name, None
     if _by_position(name, value):

@@ -46,7 +46,7 @@ class _Chain:
 
 @dataclass(eq=False)
 class Recipe:
-    """How a node of the tree is made in a working dtype, from the model's weights as they are then."""
+    """A builder of a tree node in a working dtype, from the model's weights as they are then."""
 
     make: Callable[[_Builder], trees.Node]
     bent: bool = False
@@ -105,7 +105,7 @@ class _Reader:
     # ---- along the way -------------------------------------------------------------------------------------------
 
     def place(self, value: int) -> Place:
-        """Where a value is read in later runs: at a boundary, if the same numbers pass one in any layout."""
+        """The tensor at which a value is read in later runs: at a boundary, if the same numbers pass one in any layout."""
         found = self.graph.visible(value, "what the feed-forward block computes")
         return self._oriented(self.graph.copy_at_boundary(found, value, onwards=True))
 
@@ -152,7 +152,7 @@ class _Reader:
         return None
 
     def peeled(self, value: int) -> tuple[tuple[Step, ...], int]:
-        """What stands between the block's last linear map and the sum: steps of the branch, and where they begin."""
+        """The path from the block's last linear map to the sum: steps of the branch, and where they begin."""
         steps: list[Step] = []
         while self.graph.linear_giving(value) is None and experts_giving(self.graph, value) is None:
             norm, laid, constant = self._norm_giving(value), self._laid_out(value), self._constant_before(value)
@@ -297,7 +297,7 @@ class _Reader:
         return Recipe(make)
 
     def _columns(self, operation: Operation, value: int) -> tuple[int, int] | None:
-        """Which neighbouring coordinates of its input an operation hands on."""
+        """The neighbouring coordinates of its input that an operation selects."""
         if not operation.inputs:
             return None
         source = self.trace.tensors[operation.inputs[0]]

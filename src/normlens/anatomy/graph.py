@@ -231,7 +231,7 @@ class Graph:
 
 
 def is_linear(call: Call) -> bool:
-    """Whether a call is one linear map of one tensor: Linear, Conv1D, or a wrapper around a Linear."""
+    """Return True if a call is one linear map of one tensor: Linear, Conv1D, or a wrapper around a Linear."""
     if len(call.inputs) != 1 or len(call.outputs) != 1:
         return False
     module: nn.Module = call.module

@@ -73,7 +73,7 @@ def is_shared(name: str) -> bool:
 
 
 def rows_of(inputs: Mapping[str, Any]) -> int:
-    """How many sequences the inputs hold."""
+    """The number of sequences in the inputs."""
     return next((int(value.shape[0]) for _, value in sequences_first(inputs) if value.ndim), 1)
 
 
@@ -171,7 +171,7 @@ def _length(value: Any) -> int:
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens the model takes: its position embeddings, or what its configuration and tokenizer say."""
+    """The largest number of tokens that the model takes, from its position embeddings, configuration and tokenizer."""
     config = getattr(model, "config", None)
     limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
     for name, module in model.named_modules():

@@ -85,7 +85,7 @@ class AttentionCall:
 
 
 def is_standard(call: AttentionCall, output: Tensor, alpha: Tensor) -> bool:
-    """Whether the plain form gives the same output and weights as the family's own function.
+    """Return True if the plain form gives the same output and weights as the family's own function.
 
     Where it does, on the traced input, later runs compute the weights block by block without ever holding all of them;
     everywhere else the family's own function goes on being used.
@@ -161,7 +161,7 @@ def _only(indices: Tensor, mask: Tensor | None, query: Tensor, key: Tensor) -> T
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a model's own computation is rounded while the settings of thread and process are what they are now."""
+    """The rounding of a model's own computation while the settings of thread and process are what they are now."""
 
     device: str
     autocast: torch.dtype | None  # in which autocast makes it compute; None where that is off
@@ -182,7 +182,7 @@ class Rounding:
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """What runs inside is not the model's own computation, and is not rounded with it: no autocast, no TF32."""
+        """Run our own computation without the model's rounding: no autocast, no TF32."""
         with (
             nullcontext() if self.autocast is None else torch.autocast(self.device, enabled=False),
             products_in_full() if self.products else nullcontext(),

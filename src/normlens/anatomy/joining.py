@@ -22,7 +22,7 @@ _MAPS = {f"aten::{name}" for name in ["mm", "addmm", "bmm", "convolution", "embe
 
 @dataclass(frozen=True)
 class Joined:
-    """How the projected output joins the residual stream."""
+    """The path of the projected output into the residual stream."""
 
     steps: tuple[Step, ...]
     others: tuple[int, ...]
@@ -34,7 +34,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class _Way:
-    """How far the projected output has been followed, and what it met."""
+    """The state of following the projected output."""
 
     value: int
     steps: tuple[Step, ...] = ()
@@ -90,7 +90,7 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
 
 
 def _is_written_to_streams(graph: Graph, operation: Operation, way: _Way, width: int, given: int) -> bool:
-    """Whether the branch is multiplied by numbers that the input decided, one per position and residual stream."""
+    """Return True if the branch is multiplied by numbers that the input decided, one per position and residual stream."""
     other, trace = other_operand(operation, way.value), graph.trace
     if operation.name not in MULTIPLY or not isinstance(other, Value) or way.others:
         return False
@@ -158,7 +158,7 @@ def other_operand(operation: Operation, value: int) -> object:
 
 
 def alike(graph: Graph, one: int, other: int) -> bool:
-    """Whether two values have as many numbers."""
+    """Return True if two values have as many numbers."""
     return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
 
 
@@ -213,7 +213,7 @@ def _refuse_hidden_norm(graph: Graph, total: int, summed: int) -> None:
 
 
 def _same_block(graph: Graph, call: Call, summed: int) -> bool:
-    """Whether a call stands in the code that made the sum or in the same layer of a list, not after all layers."""
+    """Return True if a call stands in the code that made the sum or in the same layer of a list, not after all layers."""
     parents = graph.event.parents
     layers = [index for index in parents if graph.trace.calls[index].path.rpartition(".")[2].isdigit()]
     return summed in (*call.parents, call.index) or (bool(layers) and layers[0] in call.parents)

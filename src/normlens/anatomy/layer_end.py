@@ -19,7 +19,7 @@ from normlens.decompose.steps import Normalization, Step
 
 @dataclass(frozen=True)
 class Ended:
-    """How the stream and a branch that came from it meet: the branch, the sum, and what normalizes it."""
+    """The sum of the stream and a branch that came from it: the branch, the sum, and what normalizes it."""
 
     branch: int
     stream_steps: tuple[Step, ...]  # constants on the stream's own way to the sum

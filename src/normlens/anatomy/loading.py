@@ -70,7 +70,7 @@ def model_and_tokenizer(given: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 
 class LoadOptions(TypedDict, total=False):
-    """What `normlens.load` hands on to transformers' `from_pretrained`: where the model is, and where it shall go."""
+    """Options of `normlens.load` for transformers' `from_pretrained`."""
 
     revision: str
     subfolder: str

@@ -23,7 +23,7 @@ _RESOLUTIONS = 64.0
 
 
 def read_norm(module: nn.Module, path: str, width: int) -> Normalization | None:
-    """How this module normalizes vectors of this width, or None where it is no normalization."""
+    """The normalization of vectors of this width by a module, or None where it is no normalization."""
     own = dict(module.named_parameters())
     if any(parameter.ndim != 1 or parameter.shape[0] != width for parameter in own.values()) or len(own) > 2:
         return None
@@ -55,7 +55,7 @@ def read_norm(module: nn.Module, path: str, width: int) -> Normalization | None:
 
 
 def _first(output: object) -> Tensor:
-    """What a module gives, or the first of what it gives (a quantizing one gives a scale beside it)."""
+    """The output of a module, or the first of several (a quantizing one gives a scale beside it)."""
     found = output[0] if isinstance(output, tuple) else output
     if not isinstance(found, Tensor):
         raise TypeError("a normalization gives a tensor")
@@ -63,7 +63,7 @@ def _first(output: object) -> Tensor:
 
 
 def norm_of(graph: Graph, call: Call, width: int) -> Normalization | None:
-    """How the called module normalizes vectors of this width; each module is asked once, whoever wants to know."""
+    """The normalization of vectors of this width by a called module; each module is probed once."""
     known = graph.trace.norms
     if (call.module, width) not in known:
         known[call.module, width] = read_norm(call.module, call.path, width)

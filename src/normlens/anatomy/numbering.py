@@ -82,7 +82,7 @@ def _sequence_inputs(trace: Trace) -> set[int]:
 
 
 def _looked_up(trace: Trace, number: int) -> bool:
-    """Whether a value, laid out as it may be, is what an embedding is asked for."""
+    """Return True if a value, laid out as it may be, is what an embedding is asked for."""
     waiting, seen = [number], set()
     while waiting:
         value = waiting.pop()

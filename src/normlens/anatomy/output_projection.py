@@ -92,7 +92,7 @@ def _factor(graph: Graph, of: Tensor, operands: tuple[object, ...], value: int) 
 
 
 def _rows(graph: Graph, heads: Tensor, taken: Tensor) -> Tensor | None:
-    """Which row of the projection each coordinate of the heads meets; None where they stand side by side."""
+    """The row of the projection for each coordinate of the heads; None where they stand side by side."""
     if taken.numel() != heads.numel():
         raise graph.stopped(
             "the output projection must take all heads and nothing else",

@@ -86,7 +86,7 @@ def _sum_of(graph: Graph, split: Operation) -> tuple[int, tuple[float, ...]] | N
 
 
 def _combined(graph: Graph, operation: Operation, terms: dict[int, dict[int, float]]) -> dict[int, float] | None:
-    """What an operation makes of values that are known as sums of groups."""
+    """The result of an operation on sums of groups."""
     operands = [operand.number if isinstance(operand, Value) else operand for operand in operation.operands[:2]]
     known = [terms.get(operand) if isinstance(operand, int) else None for operand in operands]
     if operation.name in LAYOUT and known[0] is not None:

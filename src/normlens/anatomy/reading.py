@@ -72,7 +72,7 @@ def _branch(graph: Graph, declared: Declaration) -> _Branch:
 
 
 def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
-    """Whether a softmax of three axes is over positions (attention with heads in the batch) and not over experts."""
+    """Return True if a softmax of three axes is over positions (attention with heads in the batch) and not over experts."""
     lengths = {
         value.shape[1] for _, value in ((p, trace.tensors[v]) for p, v in trace.calls[0].inputs) if value.ndim >= 2
     }
@@ -129,7 +129,7 @@ def _site(branch: _Branch, kind: Kind, layer: int) -> Site:
 
 
 def _end(graph: Graph, joined: Joined, total: Place, stream: int) -> LayerEnd | str:
-    """Where the layer ends; a sentence where that cannot be read, since only some measures look so far."""
+    """The end of the layer; a sentence where that cannot be read, since only some measures look so far."""
     if joined.stream_weights is not None:
         return f"the layer around {graph.event.path} has several residual streams, which are followed to the first sum alone"
     try:

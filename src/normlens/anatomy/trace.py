@@ -105,7 +105,7 @@ class Trace:
         return seen
 
     def comes_from(self, value: int, origin: int) -> bool:
-        """Whether a value was computed from another one; nothing that ran before that one is looked at."""
+        """Return True if a value was computed from another one; nothing that ran before that one is looked at."""
         first = self.producer.get(origin, -1)
         seen: set[int] = set()
         stack = [value]
@@ -291,12 +291,12 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _is_changed(func: Any, tensor: Tensor, args: Any) -> bool:
-    """Whether this operation writes into the tensor: by convention, in-place operations write into the first one."""
+    """Return True if this operation writes into the tensor: by convention, in-place operations write into the first one."""
     return bool(args) and tensor is args[0]
 
 
 def _is_product(alpha: Tensor, value: Tensor, output: Tensor) -> bool:
-    """Whether the output is the weights times the values and nothing else."""
+    """Return True if the output is the weights times the values and nothing else."""
     if alpha.ndim != 4 or value.ndim != 4 or alpha.shape[1] % value.shape[1]:
         return False
     if value.shape[2] != alpha.shape[3]:

@@ -1,4 +1,4 @@
-"""Where `f` acts: the vectors from which the values are made, and the affine map that makes them."""
+"""The input of `f`: the vectors from which the values are made, and the affine map that makes them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _linear_before(graph: Graph, value: int, start: int) -> Linear | None:
 
 
 def _columns(graph: Graph, linear: Linear) -> Tensor | None:
-    """Which columns of a (perhaps fused) map are the values: compared number by number, so any layout will do."""
+    """The columns of a (perhaps fused) map that are the values: compared number by number, so any layout will do."""
     computed = graph.trace.tensors[linear.given]
     values = graph.event.values.transpose(1, 2)  # batch key kv_head width
     computed = computed.reshape(-1, computed.shape[-1])

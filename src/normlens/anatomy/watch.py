@@ -80,7 +80,7 @@ class InternalTensorReader(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs inside is not the model's own: neither followed nor counted."""
+        """Run our own computation, which is neither followed nor counted."""
         before, self._paused = self._paused, True
         try:
             yield

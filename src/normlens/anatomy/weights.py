@@ -34,7 +34,7 @@ _ADAPTER_SETTINGS = ("active_adapters", "active_adapter", "disable_adapters", "m
 
 @dataclass(frozen=True)
 class ModelState:
-    """What decides whether something that was kept of a model still holds."""
+    """The state of a model, for which cached knowledge holds."""
 
     tensors: tuple[tuple[int, int, int], ...]  # identity, storage and version of each parameter and buffer
     devices: frozenset[str]  # that hold them: "cpu", "cuda"
@@ -46,7 +46,7 @@ class ModelState:
 
     @property
     def identities(self) -> tuple[int, ...]:
-        """Which tensors the model holds, whatever is in them."""
+        """The identities of the model's tensors."""
         return tuple(identity for identity, _, _ in self.tensors)
 
 

@@ -1,4 +1,4 @@
-"""What passed along each attention edge: `alpha_hij f_h(x_j) · ∂value/∂(attention output at i)`, a few queries at a time."""
+"""The terms of attention edges: `alpha_hij f_h(x_j) · ∂value/∂(attention output at i)`, a few queries at a time."""
 
 from __future__ import annotations
 

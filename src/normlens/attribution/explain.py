@@ -143,7 +143,7 @@ def _batches(lens: Lens, model: nn.Module, jobs: Sequence[Job], size: int) -> It
 
 
 def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
-    """Whether this model puts out other numbers for a row that is padded (convolutions, FNet); found out once."""
+    """Return True if this model puts out other numbers for a row that is padded (convolutions, FNet); found out once."""
     known = checks_for(lens)
     if known.padding_matters is None:
         rows = [jobs[0], jobs[-1]]

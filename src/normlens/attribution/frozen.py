@@ -336,7 +336,7 @@ class FrozenPass(TorchFunctionMode):
         self._on_stream(out, x, again, None if beta is None else self._added)
 
     def _on_stream(self, out: Tensor, x: Tensor, again: Function, shift: Place | None = None) -> None:
-        """What became of the stream may be the stream still; `again` does the same to the one without branches."""
+        """Follow the residual stream through an operation; `again` does the same to the one without branches."""
         before = lineage_of(x)
         if before is None or not before.stream:
             return
@@ -356,7 +356,7 @@ class FrozenPass(TorchFunctionMode):
             remember(out, lineage)
 
     def _carry(self, name: str, func: Function, args: Any, kwargs: Any, out: Any) -> None:
-        """What is remembered of a constant: attention weights stay weights through dropout, casts, slices and constants."""
+        """Propagate attention weights, which are constants, through dropout, casts, slices and constants."""
         if not isinstance(out, Tensor) or not out.is_floating_point() or lineage_of(out) is not None:
             return
         found = next(((i, x) for i, x in enumerate(args) if isinstance(x, Tensor) and lineage_of(x) is not None), None)

@@ -34,7 +34,7 @@ class Weights:
 
 @lru_cache
 def nodes(points: int, power: int = 1) -> tuple[tuple[float, float], ...]:
-    """Where on [0, 1] the path is visited, and with what weight: Gauss points in `u`, `t = u^power`."""
+    """Nodes and weights of the path on [0, 1]: Gauss points in `u`, `t = u^power`."""
     x, w = np.polynomial.legendre.leggauss(points)
     u, w = (x + 1) / 2, w / 2
     return tuple((float(a**power), float(b * power * a ** (power - 1))) for a, b in zip(u, w, strict=True))
@@ -120,7 +120,7 @@ def _softmax_path(scores: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _last_seen(rows: Tensor) -> int:
-    """How many keys, from the first, hold all that these rows look at; every one where a row looks at nothing."""
+    """The number of leading keys that these rows look at; every one where a row looks at nothing."""
     seen = rows > -_MASKED / 10
     if rows.device.type != "cpu" or not bool(seen.any(1).all()):  # no wait of the host off the CPU
         return rows.shape[1]

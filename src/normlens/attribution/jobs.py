@@ -28,7 +28,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts are read."""
+    """Options for reading texts."""
 
     generate: bool = False
     truncate: bool = False
@@ -125,7 +125,7 @@ class JobWriter:
         return Job(row, steps, len(ids) > 1)
 
     def _generated(self, asked: Asked) -> Job:
-        """What the model itself writes, greedily."""
+        """The text that the model writes, greedily."""
         if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
             raise InputError(
                 "generate=True explains each token that the model writes: target, output, against and position belong to a "

@@ -14,7 +14,7 @@ from normlens.anatomy.scope import PassScope
 
 @dataclass
 class Place:
-    """Where something happened: the layer (as the model runs them), the part of it, and whether inside of a layer."""
+    """A place in a pass: the layer (as the model runs them), the part of it, and whether inside of a layer."""
 
     layer: int
     inside: bool
@@ -44,7 +44,7 @@ class Layers:
                 scope.after(unit, self._leave, always=True)
 
     def place(self, kind: str | None, blocks: int) -> Place:
-        """Where the pass is."""
+        """The present place of the pass."""
         return Place(self.number, self.followed.inside, self._units[0] if self._units else "", kind, blocks)
 
     def mark(self, kind: str) -> None:
@@ -96,6 +96,6 @@ def _units_of(layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether a part has vectors for weights and no matrix."""
+    """Return True if a part has vectors for weights and no matrix."""
     weights = list(module.parameters())
     return bool(weights) and all(weight.ndim < 2 for weight in weights)

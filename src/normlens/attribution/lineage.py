@@ -1,4 +1,4 @@
-"""What the frozen pass remembers about a tensor, beyond its numbers."""
+"""Annotations of tensors in a frozen pass."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _zeros: dict[Hashable, float] = {}
 
 
 class Lineage:
-    """Where a tensor was made, and what it is to the model."""
+    """The origin of a tensor, and its role in the model."""
 
     __slots__ = ("alias", "born", "chain", "kind", "parts", "replaced", "shadow", "shifts", "side", "stream", "weights")
 
@@ -77,7 +77,7 @@ class Lineage:
 
 
 def lineage_of(tensor: Tensor) -> Lineage | None:
-    """What is remembered about a tensor."""
+    """The annotation of a tensor."""
     found: Lineage | None = tensor.__dict__.get(_NAME)
     return found
 

@@ -1,4 +1,4 @@
-"""Where the frozen pass is: the layers as the model runs them, what enters each, and what the backward pass brings there.
+"""The terms of a frozen pass: layers as the model runs them, their inputs, and the gradients that arrive there.
 
 A *layer* is a call of a member of an outermost list of modules; the first one of a stack takes the input vectors, which
 become the leaves of the backward pass. At the entrance of every later layer the gradient is read in passing (`states`). A
@@ -96,7 +96,7 @@ class FinalStream:
 
 @dataclass
 class TermSelection:
-    """What is read in passing, beside the entrances of layers."""
+    """The terms that are collected beside the entrances of layers."""
 
     heads: bool = False
     edges: bool = False
@@ -107,7 +107,7 @@ class TermSelection:
 
 @dataclass
 class Crossing:
-    """What a tensor from an earlier layer gave where a later one took it."""
+    """The term of a tensor from an earlier layer where a later one uses it."""
 
     born: int
     layer: int
@@ -474,7 +474,7 @@ class Observer:
         return torch.full((self.rows,), torch.nan, dtype=torch.float64)
 
     def kind_of_attention(self, values: Tensor) -> str:
-        """Whether these values are the stack's own or another's."""
+        """Return True if these values are the stack's own or another's."""
         lineage = lineage_of(values)
         kind = (
             "attention" if lineage is None or lineage.side is None or lineage.side == self.side else "cross_attention"
@@ -591,7 +591,7 @@ def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
 
 
 def _shape_of(inputs: Mapping[str, Any]) -> tuple[int, set[int]]:
-    """How many rows there are, and how many positions they may have, on either side."""
+    """The number of rows, and their possible numbers of positions."""
     found = [x.shape for _, x in sequences_first(inputs) if x.ndim >= 2]
     if not found:
         raise InputError("an explanation needs a batch of inputs: no tensor of rows and positions was given")

@@ -11,7 +11,7 @@ Function = Callable[..., Any]
 
 
 def is_live(x: Any) -> bool:
-    """Whether a value depends on the input vectors."""
+    """Return True if a value depends on the input vectors."""
     return isinstance(x, Tensor) and x.requires_grad
 
 

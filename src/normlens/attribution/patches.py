@@ -1,4 +1,4 @@
-"""What stands in for parts of a model's code while a frozen pass runs; all is put back afterwards.
+"""Replacements for parts of a model's code during a frozen pass; all are restored afterwards.
 
 Functions of modelling modules that run a recurrence, and `torch.autograd.Function.apply` and `torch.no_grad`, behind which a
 model's code would be invisible. The scope restores them, and they are unchanged in other threads.

@@ -1,4 +1,4 @@
-"""Whether terms may be believed: they add up at every layer, the number is the model's own, the frozen map is affine."""
+"""The proof of terms: they add up at every layer, the number is the model's own, the frozen map is affine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLAY_TOLERANCE = 10
 
 @dataclass(frozen=True)
 class Subject:
-    """What is proved, for the tolerance and for the message."""
+    """The subject of a proof, for the tolerance and for the message."""
 
     family: str
     dtype: torch.dtype
@@ -90,7 +90,7 @@ def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> N
 
 
 def check_edges(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
-    """What passed along the edges of an attention must add up to what its heads gave.
+    """Check that the edges of an attention add up to the terms of its heads.
 
     Heads are read off the attention's output, edges are made of weights and values: weights of another attention, or of
     other keys, would show here and in no other sum.

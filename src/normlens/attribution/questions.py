@@ -1,4 +1,4 @@
-"""What is asked: which number of the model's output, at which position, for each row of a batch."""
+"""The explained numbers: which number of the model's output, at which position, for each row of a batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAPPINGS: tuple[tuple[Head, Any], ...] = (
 
 
 def head_of(model: nn.Module) -> Head:
-    """What a model puts out: the kind of its head, by its class."""
+    """The kind of a model's head, by its class."""
     unwrap: Any = getattr(model, "get_base_model", None)  # an adapter around it
     base = model if unwrap is None else unwrap()
     name = type(base).__name__
@@ -63,7 +63,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was explained in the end."""
+    """The output that was explained."""
 
     output: int | None
     against: int | None
@@ -143,7 +143,7 @@ def _answer(question: Question, scores: Tensor, probability: Probability) -> Ans
 
 
 def first_tensor(output: Any) -> Tensor:
-    """What a model puts out first: its logits, its last state, or the first of what it returns."""
+    """The first output of a model: its logits, its last state, or the first of what it returns."""
     for name in ("logits", "last_hidden_state"):
         found = getattr(output, name, None)
         if isinstance(found, Tensor):
@@ -195,7 +195,7 @@ class Resolver:
         )
 
     def check(self, direction: bool, output: Any, against: Any) -> None:
-        """Whether the model has what is asked for: a head for an output, none for a direction."""
+        """Return True if the model has what is asked for: a head for an output, none for a direction."""
         name = type(self.model).__name__
         if direction:
             if output is not None or against is not None:
@@ -326,7 +326,7 @@ class Resolver:
 
 
 def _reads_leftwards(model: nn.Module) -> bool:
-    """Whether a model of this family is a language model that sees earlier positions alone, whatever head it has."""
+    """Return True if a model of this family is a language model that sees earlier positions alone, whatever head it has."""
     config: Any = getattr(model, "config", None)
     family = getattr(config, "model_type", None)
     if family is None or getattr(config, "is_encoder_decoder", False):

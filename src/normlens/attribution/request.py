@@ -1,4 +1,4 @@
-"""What an explanation is asked for, checked once. The options of `Lens.explain` are spelled here and nowhere else."""
+"""The request of an explanation, checked once. The options of `Lens.explain` are spelled here and nowhere else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExplainOptions(InputOptions, total=False):
 
 @dataclass(frozen=True)
 class ExplainRequest:
-    """What to keep and how to compute it; the same for every row of a call."""
+    """The terms to keep and the rules; the same for every row of a call."""
 
     parts: tuple[str, ...]
     attention: AttentionRule
@@ -86,7 +86,7 @@ class ExplainRequest:
         )
 
     def keeps(self, *parts: str) -> bool:
-        """Whether any of these is kept."""
+        """Return True if any of these is kept."""
         return any(part in self.parts for part in parts)
 
     def check_fits(self, model: nn.Module, rows: Sequence[tuple[tuple[int, int], int]]) -> None:

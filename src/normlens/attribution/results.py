@@ -67,7 +67,7 @@ def explanation(
 
 
 def _baseline(request: ExplainRequest, labels: Labels, solved: Solved) -> Any:
-    """What tokens were measured from: one name, or one for each site where they differ.
+    """The baseline of the tokens: one name, or one for each site where they differ.
 
     Vectors that were handed in were looked up in no table, so they are measured from zero.
     """
@@ -96,7 +96,7 @@ def _labels(lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int,
 
 
 def _asked(resolver: Resolver, labels: Labels, job: Job, solved: Solved) -> dict[str, Any]:
-    """What was explained: one output, or one for each step."""
+    """The explained output: one output, or one for each step."""
     first, question = solved.answers[0], job.steps[0]
     place = None
     if resolver.head != "sequence" and question.position in labels.real[-1]:
@@ -118,7 +118,7 @@ def _asked(resolver: Resolver, labels: Labels, job: Job, solved: Solved) -> dict
 
 @dataclass(frozen=True)
 class Labels:
-    """What the axes are called: for each side its name, its tokens and which positions are real."""
+    """The labels of the axes: for each side its name, its tokens and which positions are real."""
 
     sites: Sequence[str]
     sides: Sequence[Tokens]

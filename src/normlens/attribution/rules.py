@@ -102,13 +102,13 @@ def mixed(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
 
 
 def _add_constant(run: FrozenPass, out: Any, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What comes out for live operands of zero belongs to no input."""
+    """Collect the result for live operands of zero, which belongs to no input."""
     fixed, named = zeroed(args), zeroed(kwargs)
     run.constant(out, lambda: function(*fixed, **named))
 
 
 def _has_constant(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether some operand adds numbers of its own."""
+    """Return True if some operand adds numbers of its own."""
     if name in ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "index_add", "scatter_add"):
         args, kwargs = args[:1] if name[0] != "i" else (args[0], args[-1]), {}
     for x in tensors(args, kwargs):

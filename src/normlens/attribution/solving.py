@@ -44,7 +44,7 @@ class Solved:
 
 @dataclass
 class ModelChecks:
-    """What was found out about a model, good for one state of it."""
+    """Checks that a model has passed, valid for one state of it."""
 
     state: Any
     verified: dict[Any, tuple[float, float]] = field(default_factory=dict)  # by kind of input: replay, output
@@ -55,7 +55,7 @@ _known: WeakKeyDictionary[nn.Module, ModelChecks] = WeakKeyDictionary()
 
 
 def checks_for(lens: Lens) -> ModelChecks:
-    """What is known of the lens' model as it is now; numbers changed in place and adapters make it another."""
+    """The checks of the lens' model in its present state; numbers changed in place and adapters make it another."""
     state = lens.traced.refresh()
     key = (state.tensors, state.entries, state.adapters, state.hooks)
     if lens.model not in _known or _known[lens.model].state != key:

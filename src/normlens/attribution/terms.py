@@ -46,7 +46,7 @@ class Cut:
 
 @dataclass
 class Terms:
-    """What one number of each row is made of."""
+    """The terms of one number of each row."""
 
     value: Tensor  # row
     tokens: list[Tensor]  # for each stack: row key
@@ -393,7 +393,7 @@ class Run:
         return self.observer.by_row(leaf.detach() * leaf.grad)
 
     def _direct_heads(self, block: Any) -> Tensor | None:
-        """What each head of a block gave (row head); None where it has no heads that can be told apart."""
+        """The direct terms of the heads of a block (row head); None where it has no heads that can be told apart."""
         outputs = [
             a.output
             for a in self.observer.attentions

@@ -152,7 +152,7 @@ def _print_site(screen: Console, site: SiteAnalysis, several: bool) -> None:
 
 @dataclass(frozen=True)
 class DrawsOn:
-    """What one token draws on: its own share, and the tokens with the largest shares beside it."""
+    """The sources of one token: its own share, and the tokens with the largest shares beside it."""
 
     token: str
     measure: str

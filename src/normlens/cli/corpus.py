@@ -150,7 +150,7 @@ def _bar() -> Iterator[Callable[[Step], None]]:
 
 
 def _left(seconds: float | None) -> str:
-    """How long it will take, in words.
+    """The remaining time, in words.
 
     >>> _left(7384.2), _left(None)
     (', 2:03:04 left', '')

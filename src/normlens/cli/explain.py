@@ -117,7 +117,7 @@ def print_explanation(explanation: Explanation, words: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Gift:
-    """What one token or word gave."""
+    """The term of one token or word."""
 
     text: str
     spaced: bool  # whether a space stands before it in the text
@@ -126,7 +126,7 @@ class Gift:
 
 
 def gifts(site: SiteExplanation, words: bool) -> list[Gift]:
-    """What each token, or each word, of one side gave, in the order of the text."""
+    """The terms of the tokens, or words, of one side, in the order of the text."""
     from normlens.inputs.tokens import readable_tokens
 
     terms = site["tokens"]
@@ -283,7 +283,7 @@ def _sum_line(explanation: Explanation, sides: dict[str, list[Gift]]) -> str:
 
 
 def biases_by_block(explanation: Explanation) -> dict[str, float]:
-    """What belongs to no input, added over the layers."""
+    """The biases, added over the layers."""
     found: dict[str, float] = {}
     for arrays in explanation.sites.values():
         if "biases" in arrays:

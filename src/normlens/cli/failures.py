@@ -1,4 +1,4 @@
-"""Where every failure of the command ends: one sentence on standard error, and an exit code.
+"""Exit codes and messages for every failure of the command: one sentence on standard error, and an exit code.
 
 | what happened | exit code |
 |---|---|
@@ -73,7 +73,7 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it comes from, is a want of memory."""
+    """Return True if an error, or one that it comes from, is a want of memory."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -89,7 +89,7 @@ def _end(code: int, sentence: str) -> int:
 
 
 def _usage(error: Any) -> str:
-    """What typer says about a wrong command line, as a sentence in our own voice."""
+    """Typer's message about a wrong command line as one sentence."""
     message = error.format_message().rstrip(". ")
     path = error.ctx.command_path if error.ctx is not None else "normlens"
     joint = " See" if message.endswith("?") else "; see"
@@ -124,7 +124,7 @@ def _report(error: Exception) -> str:
 
 
 def _state_folder() -> Path:
-    """Where a program of this system leaves its logs."""
+    """The folder for logs on this system."""
     if sys.platform == "darwin":
         return Path("~/Library/Logs/normlens").expanduser()
     if sys.platform == "win32":

@@ -105,7 +105,7 @@ def _folder(folder: Path, inputs: list[Path], overwrite: bool) -> Iterator[None]
 
 
 def _check_files(paths: list[Path], *, evidence: bool) -> None:
-    """What is wrong with a file is said before a model is loaded."""
+    """Report problems of a file before a model is loaded."""
     from normlens.faithfulness.samples import read_lines, read_rows
 
     for path in paths:

@@ -1,4 +1,4 @@
-"""What the commands that write a line per sentence pair share: the output, its record, and how it becomes durable."""
+"""Output of commands that write a line per sentence pair: the output, its record, and how it becomes durable."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def is_stream(path: Path) -> bool:
 
 
 def about_run(form: Mapping[str, Any], inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """What tells a run from others, beside the aligner's own record: the form of its lines, and what it reads."""
+    """The identity of a run, beside the aligner's own record: the form of its lines, and what it reads."""
     read = {name: _input_record(path) for name, path in inputs.items()}
     return {"format": dict(form), "inputs": read, "window": WINDOW}
 
@@ -92,7 +92,7 @@ def new_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> Unf
 
 
 def _input_record(path: Path) -> dict[str, str | None]:
-    """What tells one input from another: its content, where it can be read twice."""
+    """The identity of an input: its content, where it can be read twice."""
     from normlens.io.seals import file_digest
 
     return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
@@ -117,7 +117,7 @@ def count_lines(source: Path) -> int | None:
 
 @contextmanager
 def opened(run: UnfinishedRun | None, out: Path | None) -> Iterator[Callable[[str], None]]:
-    """What takes the lines: standard output, a stream, or a file that becomes durable as time goes by."""
+    """The destination of the lines: standard output, a stream, or a file that becomes durable as time goes by."""
     if run is not None:
         with run.growing():
             yield _timed(run)

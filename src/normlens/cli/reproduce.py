@@ -167,7 +167,7 @@ def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwri
 
 
 def is_results(folder: Path, experiment: str) -> bool:
-    """Whether a folder holds the results of this experiment."""
+    """Return True if a folder holds the results of this experiment."""
     from normlens.experiments.outcome import RESULTS
 
     try:

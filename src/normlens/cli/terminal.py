@@ -1,4 +1,4 @@
-"""What the commands print: the only place that writes to a terminal, where data are always text.
+"""Terminal output of the commands: the only place that writes to a terminal, where data are always text.
 
 Rich reads `[bold]` and `[/x]` as markup, `:cat:` as a picture, and lets control characters through to the terminal. File
 names, categories and tokens may hold all of these, so the console made here reads none of them.

@@ -94,7 +94,7 @@ def _saved(result: Analysis | Explanation, out: Path, span: tuple[int, int] | No
 
 
 def _sizes(result: Analysis | Explanation) -> dict[str, dict[str, int]]:
-    """How long each axis of each site is."""
+    """The length of each axis of each site."""
     found: dict[str, dict[str, int]] = {}
     for kind, arrays in result.sites.items():
         axes = found.setdefault(kind, {})

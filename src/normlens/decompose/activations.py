@@ -141,7 +141,7 @@ def slope_of(z: Tensor, value: Tensor, zero: Tensor | None, slope_at_zero: Any) 
 def gate_factors(
     a: Tensor, b: Tensor, active: Tensor, act: ActivationFunction, key: Any, slope_at_zero: Any
 ) -> tuple[Tensor, Tensor]:
-    """What a part of `a` and a part of `b` are multiplied with."""
+    """The factors of a part of `a` and of a part of `b`."""
     c = mean_activation(act, key, a)
     factor = slope_of(a, active, c, lambda: 0.5 * (slope_at_zero() if callable(slope_at_zero) else slope_at_zero))
     return factor * b, c

@@ -29,7 +29,7 @@ Feed = Callable[[Float[Tensor, "batch head block key"], int], None]
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What standard attention is made of: `softmax(softcap(q k^T scaling) + bias + mask) v`, with an optional sink."""
+    """The inputs of standard attention: `softmax(softcap(q k^T scaling) + bias + mask) v`, with an optional sink."""
 
     query: Float[Tensor, "batch head query width"]
     key: Float[Tensor, "batch kv_head key width"]
@@ -55,7 +55,7 @@ class MaskExtent:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask hides exactly the later keys from each of as many queries."""
+        """Return True if the mask hides exactly the later keys from each of as many queries."""
         return self.untouched == self.shown == tuple(range(1, self.keys + 1))
 
 
@@ -77,7 +77,7 @@ def extent_of(mask: Float[Tensor, "mask_batch mask_head mask_query key"]) -> Mas
 
 
 class Scratch:
-    """What one forward pass uses in every layer again: memory for large blocks, and what is known of its masks.
+    """Resources that one forward pass reuses in every layer: memory for large blocks, and what is known of its masks.
 
     A system hands out large blocks page by page and takes them back when they are let go. For blocks that live for
     milliseconds that is expensive, so a pass keeps the few it needs.
@@ -97,21 +97,21 @@ class Scratch:
         return block[:size].view(shape)
 
     def is_whole(self, numbers: int, device: torch.device) -> bool:
-        """Whether so many weights are computed at once."""
+        """Return True if so many weights are computed at once."""
         return numbers <= (WHOLE_NUMBERS if device.type == "cpu" else self.block_numbers(device))
 
     def prefers_fused(self, numbers: int, device: torch.device) -> bool:
-        """Whether so many weights are better never computed, where only the diagonal is wanted."""
+        """Return True if so many weights are better never computed, where only the diagonal is wanted."""
         return device.type == "cuda" or numbers > WHOLE_NUMBERS
 
     def rows(self, row: int, device: torch.device) -> int:
-        """How many queries make a block, where each has a row of so many weights."""
+        """The number of queries in a block, where each has a row of so many weights."""
         if device.type == "cpu":
             return max(16, BLOCK_NUMBERS // row)
         return max(1, self.block_numbers(device) // row)
 
     def block_numbers(self, device: torch.device) -> int:
-        """How many numbers a block on another device than the CPU may hold."""
+        """The number of entries that a block on another device than the CPU may hold."""
         if device not in self._numbers:  # asked once a pass
             self._numbers[device] = devices.block_numbers(device)
         return self._numbers[device]

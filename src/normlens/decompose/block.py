@@ -87,7 +87,7 @@ def stage_steps(
 
 @dataclass(frozen=True)
 class LayerEnd:
-    """How the layer ends after the attention block: the last residual sum, and the normalization that follows it."""
+    """The end of the layer after the attention block: the last residual sum, and the normalization that follows it."""
 
     total: Float[Tensor, "batch query model"]
     norm: Normalization | None
@@ -445,7 +445,7 @@ class Block:
 
 @dataclass(frozen=True)
 class _PerQuery:
-    """What the compiled loop gives for each query."""
+    """The results of the compiled loop for each query."""
 
     gaps: Float[Tensor, "stage 2 batch query"]
     mixing: Mapping[Stage, tuple[Float[Tensor, "batch query"], Float[Tensor, "batch query"]]]

@@ -30,7 +30,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def block_numbers(device: torch.device) -> int:
-    """How many numbers a block on this device may hold; off the CPU, where no cache is to be met.
+    """The number of entries that a block on this device may hold; off the CPU, where no cache limits it.
 
     A power of two: a little more or less free memory cuts no other blocks.
     """
@@ -40,7 +40,7 @@ def block_numbers(device: torch.device) -> int:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether the device can compute in float64 at all."""
+    """Return True if the device can compute in float64 at all."""
     return device.type != "mps"
 
 
@@ -102,7 +102,7 @@ class HostCopies:
             torch.mps.synchronize()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What has arrived."""
+        """The arrays that have arrived."""
         found = {name: tensor.numpy() for name, tensor in self._whole.items()}
         for name, (other, factor) in self._diagonal_only.items():
             found[name] = found[other] * found[other].dtype.type(factor)

@@ -46,7 +46,7 @@ class Node:
 
     @property
     def adds_constant(self) -> bool:
-        """Whether the step adds something that belongs to no part."""
+        """Return True if the step adds something that belongs to no part."""
         return False
 
     def compute(self, run: FeedForwardPass) -> Float[Tensor, "row width"]:
@@ -69,7 +69,7 @@ class InputLinear(Node):
 
     @property
     def adds_constant(self) -> bool:
-        """Whether there is a bias."""
+        """Return True if there is a bias."""
         return self.bias is not None or _adds_shift(self.steps)
 
     @cached_property
@@ -116,7 +116,7 @@ class Affine(Node):
 
     @property
     def adds_constant(self) -> bool:
-        """Whether there is a bias."""
+        """Return True if there is a bias."""
         return self.bias is not None
 
     @cached_property
@@ -170,7 +170,7 @@ class Activation(Node):
 
     @property
     def adds_constant(self) -> bool:
-        """Whether `g(0)` is not 0."""
+        """Return True if `g(0)` is not 0."""
         return bool(self.act(torch.zeros((), dtype=torch.float64)).any())
 
     def compute(self, run: FeedForwardPass) -> Tensor:
@@ -275,7 +275,7 @@ class AffineSteps(Node):
 
     @property
     def adds_constant(self) -> bool:
-        """Whether a step has a shift."""
+        """Return True if a step has a shift."""
         return _adds_shift(self.affine_steps)
 
     def compute(self, run: FeedForwardPass) -> Tensor:
@@ -340,7 +340,7 @@ class Experts(Node):
 
     @property
     def adds_constant(self) -> bool:
-        """Whether a step before the experts has a shift."""
+        """Return True if a step before the experts has a shift."""
         return _adds_shift(self.steps)
 
     def expert(self, number: int) -> Node:
@@ -397,12 +397,12 @@ def input_linears(node: Node) -> list[InputLinear]:
 
 
 def has_router(node: Node) -> bool:
-    """Whether a router chooses or weighs inside the block."""
+    """Return True if a router chooses or weighs inside the block."""
     return isinstance(node, Experts | RouterWeighted) or any(has_router(source) for source in node.sources)
 
 
 def has_constants(node: Node) -> bool:
-    """Whether anything in the block belongs to no part: a bias, a shift, an activation that is not zero at zero."""
+    """Return True if anything in the block belongs to no part: a bias, a shift, an activation that is not zero at zero."""
     return node.adds_constant or any(has_constants(source) for source in node.sources)
 
 

@@ -30,7 +30,7 @@ Kernel = Literal["cpu", "flash", "efficient"]
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """What a fused kernel gave, and what it was given (heads that share keys repeated)."""
+    """Inputs and results of a fused kernel (heads that share keys repeated)."""
 
     query: Float[Tensor, "batch head query width"]
     key: Float[Tensor, "batch head key width"]
@@ -104,8 +104,9 @@ def _aligned(mask: Tensor) -> Tensor:
 
 @cache  # a fact about the device, found once
 def _is_right(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether a device's kernel gives output and sums of a small trial as explicit weights do: its sums are no promise of
-    PyTorch's interface, so what they are is looked at before they are used.
+    """Try a device's kernel on a small input, and compare output and sums with explicit weights.
+
+    The sums are no promise of PyTorch's interface, so they are checked before they are used.
     """
     drawn = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 2, 40, width, generator=drawn).to(device, dtype) for _ in range(3))

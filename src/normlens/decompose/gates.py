@@ -1,4 +1,4 @@
-"""What stands between the heads and the output projection: a gate, a constant, or a normalization.
+"""Steps between the heads and the output projection: a gate, a constant, or a normalization.
 
 With everything that the input decides held fixed, each of them multiplies the heads' outputs coordinate by coordinate:
 `o_i -> g_i * o_i`. A factor that is one number per query and head multiplies that query's weights, one that is the same
@@ -24,7 +24,7 @@ from normlens.decompose.steps import Normalization, Scaling, Step, inverse_scale
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies the heads' outputs in one run, sorted by what it depends on; factors of `W_O` stand apart."""
+    """Factors of the heads' outputs in one run, by what they depend on; factors of `W_O` stand apart."""
 
     by_query_and_head: Float[Tensor, "batch query head 1"]
     gate: Float[Tensor, "batch query head width"] | None
@@ -136,7 +136,7 @@ def gated_pairs(
     request: PairRequest,
     samples: Samples,
 ) -> PairResults:
-    """What is kept of the pairs of one site with a gate."""
+    """The quantities of the pairs of one site with a gate."""
     mean, weights = alpha.mean(1), alpha * factor
     own = None
     if request.own:

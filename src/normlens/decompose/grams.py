@@ -192,7 +192,7 @@ class Grams:
             self._lost = found if self._lost is None else self._lost | found
 
     def has_cancellation(self) -> bool:
-        """Whether pairs lost digits since the last call; of another device, one wait for all blocks."""
+        """Return True if pairs lost digits since the last call; of another device, one wait for all blocks."""
         lost, self._lost = self._lost, None
         return lost is not None and bool(lost)
 

@@ -29,13 +29,13 @@ _lock = threading.Lock()  # one caller at a time: not every threading layer of n
 
 
 def fits_compiled(like: Tensor) -> bool:
-    """Whether the compiled loops can take tensors like this one."""
+    """Return True if the compiled loops can take tensors like this one."""
     return like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64) and numba_installed()
 
 
 @cache
 def numba_installed() -> bool:
-    """Whether loops can be compiled here at all."""
+    """Return True if loops can be compiled here at all."""
     return importlib.util.find_spec("numba") is not None
 
 

@@ -1,4 +1,4 @@
-"""What the weights alone say about `f(x) = (x W_V + b_V) W_O`: singular values and the expansion rate.
+"""Properties of the weights alone: `f(x) = (x W_V + b_V) W_O`: singular values and the expansion rate.
 
 An affine map is a linear one on vectors with a 1 appended (2020, Appendix B):
 
@@ -53,7 +53,7 @@ def expansion_rate(
     output_bias: Float[Tensor, " model"] | None,
     variant: Variant,
 ) -> float:
-    """How much all heads together stretch a vector: `sqrt(sum of squared singular values) / sqrt(d + 1)`.
+    """The expansion rate of all heads together: `sqrt(sum of squared singular values) / sqrt(d + 1)`.
 
     The sum of squared singular values is the squared Frobenius norm, so no decomposition is needed.
     """

@@ -29,7 +29,7 @@ class PairRequest:
 
     @property
     def maps(self) -> bool:
-        """Whether anything with one number per pair is requested."""
+        """Return True if anything with one number per pair is requested."""
         return self.alpha or self.mean_alpha or bool(self.stages)
 
     def __or__(self, other: PairRequest) -> PairRequest:

@@ -86,7 +86,7 @@ Step = Normalization | Scaling | Shift
 
 
 def linear(steps: Sequence[Step], vectors: Float[Tensor, "*any model"]) -> Float[Tensor, "*any model"]:
-    """What no input changes of these steps: centring and constant factors. No bias, no denominator."""
+    """The linear part of these steps: centring and constant factors. No bias, no denominator."""
     for step in steps:
         if isinstance(step, Scaling):
             vectors = vectors * step.factor

@@ -16,7 +16,7 @@ from normlens.errors import InputError
 
 @dataclass(frozen=True)
 class Experiment:
-    """Where an experiment is written, and what it studies: an encoder, one stack of layers, or a translation model."""
+    """The module of an experiment, and its subject: an encoder, one stack of layers, or a translation model."""
 
     module: str
     kind: Literal["encoder", "layers", "translation"]

@@ -23,7 +23,7 @@ _SHARES = ("sep", "cls", "comma_period")
 
 @dataclass(frozen=True)
 class Column:
-    """What one model gave."""
+    """The results of one model."""
 
     name: str
     record: dict[str, Any]

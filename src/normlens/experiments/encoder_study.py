@@ -108,7 +108,7 @@ class EncoderStudy:
 
     @property
     def from_pickle(self) -> bool:
-        """Whether the data are in the format of Clark et al. 2019, tokenized already."""
+        """Return True if the data are in the format of Clark et al. 2019, tokenized already."""
         return all(format_of(path) == "pickle" for path in self.sources)
 
     @property
@@ -130,7 +130,7 @@ class EncoderStudy:
 
     @property
     def ranks_from(self) -> str:
-        """Where the ranks come from, in words."""
+        """The source of the ranks, in words."""
         return "counts in this corpus" if self.frequency is None else f"the rank file {self.frequency.name}"
 
     def run(
@@ -200,7 +200,7 @@ def source_line(record: Mapping[str, Any]) -> str:
 
 
 def facts(record: Mapping[str, Any]) -> dict[str, str]:
-    """How it was measured, for the end of a report."""
+    """The settings of the measurement, for the end of a report."""
     length = f"{record['sequences']:,}, at most {record['max_length']} tokens"
     pairs = ", pairs of consecutive paragraphs" if record["paragraph_pairs"] else ""
     named = {"definition": "definition", "frequency ranks": "frequency_ranks", "seed": "seed"}

@@ -168,7 +168,7 @@ def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
 
 
 def category_shares(done: CorpusResult) -> Table:
-    """What each category takes of the weight, and of the contribution, in an average layer."""
+    """The share of each category in weight and contribution, in an average layer."""
     categories = present(done, PAIR_CATEGORIES)
     weight, norm = (shares(done, quantity, categories).mean(axis=1) for quantity in ("alpha", "af_norm"))
     numbers = []

@@ -96,7 +96,7 @@ def aer_by_layer(errors: AlignmentErrors, published: PublishedNumbers) -> Table:
 
 
 def norms_and_errors(errors: AlignmentErrors, published: PublishedNumbers) -> Table:
-    """How a head's mean norm goes with its AER, and how the head with the largest mean norm aligns."""
+    """The correlation of a head's mean norm with its AER, and the AER of the head with the largest mean norm."""
     layer, head = errors.largest_norm_head
     numbers = []
     for setting in SETTINGS:
@@ -132,7 +132,7 @@ def norms_and_errors(errors: AlignmentErrors, published: PublishedNumbers) -> Ta
 
 
 def chosen_layers(errors: AlignmentErrors) -> Table:
-    """What `normlens align` would choose by itself."""
+    """The layers that `normlens align` would choose."""
     numbers = []
     for setting, chosen in errors.chosen.items():
         numbers += [
@@ -180,7 +180,7 @@ def other_aligners(study: TranslationStudy) -> tuple[Table, ...]:
 
 
 def agreement(errors: AlignmentErrors) -> Table:
-    """How far each layer's reading agrees with another layer's other reading: what the choice of layers rests on."""
+    """The agreement of each layer's reading with another layer's other reading: the basis of the choice of layers."""
     numbers = [
         Number(str(layer), setting, value, 3)
         for setting in SETTINGS

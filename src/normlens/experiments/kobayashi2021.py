@@ -138,7 +138,7 @@ def rho_rank(done: CorpusResult, published: PublishedNumbers) -> Table:
 
 
 def expansion(study: EncoderStudy, published: PublishedNumbers) -> Table:
-    """How much f stretches a vector, from the weights alone, by the authors' matrix and by the 2020 paper's."""
+    """The expansion rate of f, from the weights alone, by the authors' matrix and by the 2020 paper's."""
     numbers, rows = [], {}
     for variant in ("code", "paper"):
         try:

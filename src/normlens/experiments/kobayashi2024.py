@@ -99,7 +99,7 @@ class LayerStudy:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was counted over all sequences."""
+    """The counts over all sequences."""
 
     layers: list[int]
     changes: dict[str, Float[np.ndarray, "sequence layer"]]
@@ -148,7 +148,7 @@ def run(study: LayerStudy) -> Outcome:
 
 
 def cost_of(found: Measured) -> str:
-    """What the run cost, in words; the first sequence, which also reads the model, is not counted."""
+    """The cost of the run, in words; the first sequence, which also reads the model, is not counted."""
     if np.isnan(found.cost):
         return "not measured, since one sequence alone also pays for reading the model"
     return f"{found.cost:.0f} times the plain forward pass, in this run"
@@ -286,7 +286,7 @@ def top_pairs(found: Measured) -> pd.DataFrame:
 
 
 def amplified(found: Measured) -> Table:
-    """Which kinds of pairs are among those that the feed-forward block amplifies most, beside all pairs."""
+    """The kinds of pairs that the feed-forward block amplifies most, beside all pairs."""
     everything = found.pairs["kind"].value_counts(normalize=True)
     most = top_pairs(found)["kind"].value_counts(normalize=True)
     numbers, rows = [], {}
@@ -422,7 +422,7 @@ def _notes(study: LayerStudy) -> tuple[str, ...]:
 
 
 def estimate(sequences: int, length: int, kind: str) -> str:
-    """What a run will cost, in a sentence for people, before it starts; in a decoder half of the pairs are none.
+    """The estimated cost of a run, as a sentence; in a decoder half of the pairs are none.
 
     >>> estimate(8, 64, "decoder").partition(": ")[2].partition(" through")[0]
     'each layer carries up to 2,080 pairs'

@@ -1,4 +1,4 @@
-"""What an experiment found: findings, tables of numbers, pictures; as plain data and as files."""
+"""The outcome of an experiment: findings, tables of numbers, pictures; as plain data and as files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _hash_of(item: Mapping[str, str]) -> str:
 
 
 def facts_of(record: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, str]:
-    """How something was measured, for the end of a report: model and data, `more`, proof and versions."""
+    """The settings of a measurement, for the end of a report: model and data, `more`, proof and versions."""
     model = record["model"]
     return {
         "model": f"{model['name']} ({model['class']}, {model['dtype']}), weights {model['content']}",
@@ -116,7 +116,7 @@ class Table:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where published numbers come from, in order."""
+        """The sources of published numbers, in order."""
         return tuple(dict.fromkeys(known.short for number in self.numbers for known in number.published))
 
     def frame(self) -> pd.DataFrame:
@@ -204,7 +204,7 @@ class Outcome:
 
     @property
     def findings_line(self) -> str:
-        """How many claims hold, in words."""
+        """The number of claims that hold, in words."""
         counts = Counter(finding.verdict for finding in self.findings)
         weaker = f", {counts['weaker']} in a weaker form" if counts["weaker"] else ""
         return f"{counts['holds']} of {len(self.findings)} claims hold{weaker}"

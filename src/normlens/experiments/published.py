@@ -96,7 +96,7 @@ def papers_model(experiment: str) -> str:
 
 
 def published_text(experiment: str, table: str, row: str, column: str) -> str:
-    """What was printed for the paper's own model, for a sentence: `−0.69`."""
+    """The published number for the paper's own model, for a sentence: `−0.69`."""
     model = document()["experiments"][experiment]["model"]
     for data in document()["data"]:
         if numbers := PublishedNumbers(experiment, model, data)(table, row, column):

@@ -164,7 +164,7 @@ class GradientError:
 
 @dataclass(frozen=True)
 class ChosenLayers:
-    """What is chosen without gold: the layer that agrees most, and all layers that belong to the setting."""
+    """The choice without gold: the layer that agrees most, and all layers that belong to the setting."""
 
     best_layer: int
     best: float

@@ -1,4 +1,4 @@
-"""How sure a mean is: percentile intervals of a seeded bootstrap over items, file by file."""
+"""Confidence intervals of a mean: percentile intervals of a seeded bootstrap over items, file by file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of zero."""
+        """Return True if the whole interval lies on one side of zero."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:

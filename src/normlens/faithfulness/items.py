@@ -56,7 +56,7 @@ class Item:
 
 
 def item_of(lens: Lens, text: str, *, output: Any = None, against: Any = None, position: int | None = None) -> Item:
-    """What is asked of a text, in numbers; without an output, the model's own choice is asked for.
+    """The item of a text; without an output, the model's own choice is asked for.
 
     >>> item_of(lens, "The capital of France is", output=" Paris", against=" London")  # doctest: +SKIP
     Item(ids=(504, 3575, 282, 4649, 314), output=7042, against=4610, position=4, segments=None, ...)
@@ -117,7 +117,7 @@ def inputs_of(lens: Lens, items: Sequence[Item]) -> dict[str, Tensor]:
 
 
 def batches(items: Sequence[Item]) -> Iterator[list[int]]:
-    """Which items share a batch: those of one length, so many that they have at most `_POSITIONS` together."""
+    """Batches of items: those of one length, so many that they have at most `_POSITIONS` together."""
     by_length: dict[tuple[int, bool, int], list[int]] = {}
     for i, item in enumerate(items):
         if not item.ids:

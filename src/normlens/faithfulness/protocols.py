@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a protocol works on: one file's items, and how tokens are taken away."""
+    """The input of a protocol: one file's items, and how tokens are taken away."""
 
     lens: Lens
     sample: Sample

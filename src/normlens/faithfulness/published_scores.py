@@ -1,4 +1,4 @@
-"""What the papers of other methods printed, for the models and data that they are about."""
+"""Published numbers of other methods, for the models and data that they are about."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def data_of(study: Study) -> str | None:
 
 
 def recipe() -> str:
-    """Which checkpoint and file make the papers' own experiment."""
+    """The checkpoint and file of the papers' own experiment."""
     return str(_document()["recipe"])
 
 

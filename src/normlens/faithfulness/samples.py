@@ -1,4 +1,4 @@
-"""What a study reads: files of evidence, or texts; and what of them could not be asked, by reason."""
+"""The data of a study: files of evidence, or texts; and what of them could not be asked, by reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
 def _drawn(
     rows: Sequence[_Row], ask: Callable[[_Row], _Found | str], limit: int | None, skip: int, seed: int
 ) -> tuple[list[_Found], dict[str, int]]:
-    """What can be asked of the rows, shuffled by the seed; and how many cannot, by reason."""
+    """Items of the rows, shuffled by the seed; and the number of refused rows, by reason."""
     found: list[_Found] = []
     refused: Counter[str] = Counter()
     for i in np.random.default_rng(seed).permutation(len(rows)):
@@ -151,7 +151,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _read(lens: Lens, text: str, seed: int, longest: int) -> Item | str:
-    """What is asked of a text, or why nothing can be."""
+    """The item of a text, or the reason for its refusal."""
     resolver = Resolver(lens.model, lens.tokenizer)
     head = resolver.head
     ids = tuple(int(i) for i in lens.tokenizer(text)["input_ids"])

@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Study:
-    """What was measured: `numbers[column][method]` has an array for each sample, with one number per item."""
+    """Measured numbers: `numbers[column][method]` has an array for each sample, with one number per item."""
 
     record: Mapping[str, Any]
     methods: tuple[Method, ...]
@@ -67,7 +67,7 @@ class Study:
         return self.at(method, column) if any(np.isfinite(group).any() for group in groups) else None
 
     def against(self, method: str, other: str, column: str) -> Estimate:
-        """How much more a method has than another on the same items."""
+        """The difference of two methods on the same items."""
         return difference(self.numbers[column][method], self.numbers[column][other])
 
     def to_frame(self) -> pd.DataFrame:
@@ -179,7 +179,7 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
 
 
 def _kept(place: Path, sample: Sample) -> list[np.ndarray] | None:
-    """What an earlier run left there, if it is whole."""
+    """The result of an earlier run, if it is whole."""
     lengths = [len(item.ids) for item in sample.items]
     try:
         content = place.read_bytes()

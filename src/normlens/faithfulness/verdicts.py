@@ -1,4 +1,4 @@
-"""What a study comes to, in words: who is ahead in each column, who cannot be told from it, and where `explain` stands."""
+"""The verdict of a study, in words: who is ahead in each column, who cannot be told from it, and where `explain` stands."""
 
 from __future__ import annotations
 

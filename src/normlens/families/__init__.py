@@ -1,1 +1,1 @@
-"""Which model families are analysed exactly, with evidence: a tiny random-weight model of each type, checked."""
+"""The model families that are analysed exactly, with evidence: a tiny random-weight model of each type, checked."""

@@ -36,7 +36,7 @@ from normlens.measures.run import SiteResult
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """What was found out about one family."""
+    """The report on one family."""
 
     family: str
     mapping: str
@@ -85,7 +85,7 @@ def _analyzed(family: str, mapping: str, model: nn.Module) -> FamilyReport:
 
 
 def _explained(model: nn.Module) -> dict[str, Any]:
-    """Whether one number of the model's output can be explained, with and without padding."""
+    """Return True if one number of the model's output can be explained, with and without padding."""
     lens = Lens(model)
     try:
         gaps = [
@@ -166,7 +166,7 @@ def shown_attentions(body: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str,
 
 
 def alpha_difference(sites: Sequence[tuple[SiteResult, Tensor]], shown: Mapping[str, list[Tensor]]) -> float | None:
-    """How far `alpha` is from what the model shows, over real positions; None where it does not show all of them."""
+    """The distance of `alpha` from the model's own attentions, over real positions; None where some are not shown."""
     differences = []
     for kind in {result.kind for result, _ in sites}:
         ours = [(result, alpha) for result, alpha in sites if result.kind == kind]

@@ -1,4 +1,4 @@
-"""How small each number of a configuration becomes, by its name; and what a type needs beyond that.
+"""The size of each number of a tiny configuration, by its name; and what a type needs beyond that.
 
 The only tables of `normlens.families.tiny`: `SIZES` is the general rule, `OVERRIDES` its exceptions by type.
 """

@@ -128,7 +128,7 @@ def _end_with_parent() -> None:
 
 
 def counts(reports: Sequence[FamilyReport]) -> Counter[str]:
-    """How many families have each status."""
+    """The number of families by status."""
     return Counter(report.status for report in reports)
 
 

@@ -187,7 +187,7 @@ class TextEncoder:
 
 
 def as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[bool, list[tuple[Any, Any, Any]]]:
-    """Whether one text was given, and all texts with their pairs and targets."""
+    """Return True if one text was given, and all texts with their pairs and targets."""
     if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
         raise InputError(
             f"a text must be a string, or a list of strings: got {type(text).__name__}; tensors go to analyze_inputs or "

@@ -1,4 +1,4 @@
-"""Which positions of a batch are real: what a padding mask says of the queries and keys of each site."""
+"""The real positions of a batch, from the padding masks, for the queries and keys of each site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RowWords = Mapping[Kind, Sequence[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True)
 class RealPositions:
-    """Where the sites of one kind have real queries and keys: as masks, and as numbers for each sequence."""
+    """The real queries and keys of the sites of one kind: as masks, and as numbers for each sequence."""
 
     query_mask: Bool[Tensor, "batch query"]
     key_mask: Bool[Tensor, "batch key"]
@@ -30,7 +30,7 @@ class RealPositions:
 
 @dataclass(frozen=True)
 class Positions:
-    """Which positions of a batch are real (None: all are), and which word each belongs to, where that matters."""
+    """The real positions of a batch (None: all), and their words, where these matter."""
 
     source: Bool[Tensor, "batch position"] | None
     target: Bool[Tensor, "batch position"] | None

@@ -153,7 +153,7 @@ def _named(character: str) -> str:
 
 
 def decoder_input(labels: Sequence[int], start: int | None) -> tuple[int, ...]:
-    """What a decoder reads to write these labels: the start token, then the labels without their last one.
+    """The decoder's input for these labels: the start token, then the labels without their last one.
 
     A model without a start token of its own (mBART) starts with the label that ends the sentence.
 

@@ -1,4 +1,4 @@
-"""Where the words of running text begin and end, for any script, by characters alone.
+"""The words of running text, for any script, by characters alone.
 
 Other commands take words as they come, between spaces. What stands in a text with punctuation (tags, labels, offsets)
 needs them without it, and a text in a script without spaces needs them at all:
@@ -61,7 +61,7 @@ def spaced_spans(text: str) -> list[Span]:
 
 
 def sentence_ends(words: Sequence[str]) -> list[int]:
-    """How many words stand before the end of each sentence: after a full stop and what closes with it.
+    """The number of words before the end of each sentence: after a full stop and what closes with it.
 
     A sentence ends with a word that ends in `.`, `!`, `?`, an ellipsis or their likes in other scripts, quotes and brackets
     that close after it included. An abbreviation is taken for an end as well.

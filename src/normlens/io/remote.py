@@ -23,7 +23,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]+://[^/].*", re.IGNORECASE)
 
 
 def path_of(address: str | Path | RemotePath) -> AnyPath:
-    """What an address names: `bucket://` addresses are remote, everything else is a path of this machine.
+    """The path of an address: `bucket://` addresses are remote, everything else is a path of this machine.
 
     >>> path_of("s3://bucket/a/corpus.txt").name, path_of("corpus.txt")
     ('corpus.txt', PosixPath('corpus.txt'))
@@ -71,21 +71,21 @@ class RemotePath:
         return self._plain.suffixes
 
     def is_below(self, other: RemotePath) -> bool:
-        """Whether this is the other path or something in it."""
+        """Return True if this is the other path or something in it."""
         return self.url == other.url or self.url.startswith(other.url + "/")
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Whether there is anything of this name."""
+        """Return True if there is anything of this name."""
         return self._kind() != "NotFound"
 
     def is_file(self) -> bool:
-        """Whether this is a file."""
+        """Return True if this is a file."""
         return self._kind() == "File"
 
     def is_dir(self) -> bool:
-        """Whether this is a folder; in an object store, whether anything has a name that begins with it."""
+        """Return True if this is a folder; in an object store, whether anything has a name that begins with it."""
         return self._kind() == "Directory"
 
     def size(self) -> int:
@@ -167,7 +167,7 @@ def size_of(path: AnyPath) -> int:
 
 @contextmanager
 def _reachable(path: RemotePath) -> Iterator[None]:
-    """What a file system says when it cannot be asked is an `OSError`, whatever library it is of."""
+    """Turn any failure to reach a file system into an `OSError`."""
     try:
         yield
     except (OSError, InputError):
@@ -177,7 +177,7 @@ def _reachable(path: RemotePath) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, short enough for a sentence; its name where it says nothing."""
+    """The message of another library's error, short enough for a sentence; its name where it says nothing."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 

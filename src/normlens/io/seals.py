@@ -1,4 +1,4 @@
-"""What is read back is what was written: JSON records that carry their own digest, and folders that list their files'.
+"""Checksums: JSON records that carry their own digest, and folders that list their files'.
 
 A digest is a guard against damage, against a run that mixes two inputs, and against a file that somebody changed by hand;
 it is no signature. So a record whose digest is right is still read as data of a stranger.
@@ -47,7 +47,7 @@ def write_sealed_json(path: AnyPath, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed_json(path: AnyPath, what: str) -> dict[str, Any]:
-    """What `write_sealed_json` wrote, without the digest; a record that was changed is an error."""
+    """Read a record with a checksum; a record that was changed is an error."""
     content = read_json(path, what)
     found = content.pop(_DIGEST, None)
     try:

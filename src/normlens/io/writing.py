@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file or a folder; where a name is too long for one, `Path.exists` raises."""
+    """Return True if there is a file or a folder; where a name is too long for one, `Path.exists` raises."""
     try:
         return path.exists()
     except OSError:
@@ -347,7 +347,7 @@ def remove_drafts(folder: AnyPath) -> None:
 
 
 def is_draft(path: AnyPath) -> bool:
-    """Whether a file or folder has the name of a draft."""
+    """Return True if a file or folder has the name of a draft."""
     return re.fullmatch(r"\..+\.[0-9a-f]{8}\.draft", path.name) is not None
 
 

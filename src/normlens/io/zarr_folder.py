@@ -41,7 +41,7 @@ def write_tree(tree: xr.DataTree, folder: Path) -> None:
 
 
 def read_tree(folder: Path, what: str) -> xr.DataTree:
-    """What `write_tree` wrote, in memory; `what` names it in an error: `a saved analysis`."""
+    """Read a tree into memory; `what` names it in an error: `a saved analysis`."""
     if not (folder / _METADATA).is_file():
         raise InputError(f"{what} is a Zarr folder: {folder} is none; check the path")
     check_folder(folder, what)
@@ -103,7 +103,7 @@ def _check_node(path: Path, what: str) -> None:
 
 
 def _chunks(node: dict[str, Any]) -> tuple[int, int]:
-    """How many chunks an array has, and how many bytes each."""
+    """The number of chunks of an array, and the bytes of each."""
     shape, chunk = node["shape"], node["chunk_grid"]["configuration"]["chunk_shape"]
     if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n > 0 for n in chunk):
         raise ValueError("a shape consists of whole numbers")

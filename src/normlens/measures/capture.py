@@ -42,7 +42,7 @@ class SiteCapture:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was recorded."""
+        """Return True if everything was recorded."""
         return self.values is not None and len(self.tensors) == len(self.plan.places)
 
     def missing(self) -> str:
@@ -52,7 +52,7 @@ class SiteCapture:
 
 
 class SiteHandler(Protocol):
-    """What a pass does with its sites."""
+    """The receiver of a pass's sites."""
 
     def make_collector(self, capture: SiteCapture, values: Tensor, queries: int) -> PairCollector:
         """A collector for a site of standard attention, given its values and the number of its queries."""

@@ -554,7 +554,7 @@ def check_output(
     mask: Bool[Tensor, "batch position"] | None,
     subject: Subject,
 ) -> float:
-    """How far the outputs under capture are from those of the model as the user calls it; too far is an error.
+    """Compare the outputs under capture with those of the user's own call; too large a difference is an error.
 
     Both list, for the modules around all attention from the outermost inwards, what each call gave: the first module that
     ran in both passes is compared. `mask` says which positions are real.

@@ -1,4 +1,4 @@
-"""What a run is asked to compute, checked once, and whether its result fits into memory."""
+"""The request of a run, checked once, and the check that its result fits into memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALWAYS_THERE = 1 << 26
 
 
 class AnalyzeOptions(TypedDict, total=False):
-    """What `Lens.analyze` takes by name; see there."""
+    """Keyword options of `Lens.analyze`."""
 
     measures: Sequence[str] | None
     mixing: Sequence[str] | None
@@ -81,7 +81,7 @@ class SitePlan:
 
 @dataclass(frozen=True)
 class Request:
-    """Which measures of which sites, and how they are computed."""
+    """Measures, sites and settings of a run."""
 
     measures: tuple[str, ...]
     mixing: tuple[str, ...]
@@ -265,7 +265,7 @@ def available_bytes() -> int | None:
 
 
 def kept_bytes(request: Request, lengths: Sequence[tuple[int, int]]) -> int:
-    """What the arrays of these sequences will take; `lengths` are their source and target positions."""
+    """The bytes of the arrays of these sequences; `lengths` are their source and target positions."""
     size = request.dtype.itemsize
     return sum(size * _numbers(site, request, *length) for length in lengths for site in request.sites)
 

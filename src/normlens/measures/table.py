@@ -101,7 +101,7 @@ class Measure:
 
     @property
     def is_map(self) -> bool:
-        """Whether the measure is a map of a layer, which has a mixing ratio."""
+        """Return True if the measure is a map of a layer, which has a mixing ratio."""
         return self.axes == _PAIR
 
 

@@ -165,7 +165,7 @@ def _one_panel(
 
 
 def _record(result: CorpusResult) -> str:
-    """What the figure was made from."""
+    """The provenance of a figure."""
     manifest = result.manifest
     model, counts = manifest["model"], manifest["counts"]
     sources = ", ".join(entry["path"].rsplit("/", 1)[-1] for entry in manifest["inputs"])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What one model did with one sequence.
+    """The analysis of one sequence by one model.
 
     >>> import normlens
     >>> analysis = normlens.load().analyze("The cat sat on the mat.", measures=["attnresln_n"])
@@ -243,7 +243,7 @@ class SiteAnalysis:
         return rollout(self[name])
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
-        """What the residual brings beside the source positions, (layer, query); cross-attention only."""
+        """The norm of the residual beside the source positions, (layer, query); cross-attention only."""
         if self.kind != "cross":
             raise InputError(
                 f"the residual stands beside the parts in cross-attention only: {self.kind} sites hold it on the diagonal"

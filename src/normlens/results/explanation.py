@@ -36,7 +36,7 @@ BY_DEFAULT = tuple(part for part in PARTS if part != "edges")
 
 @dataclass(frozen=True)
 class Proof:
-    """How far the terms are from the number, and what else was checked.
+    """Errors of the proof: the distance of the terms from the number, and the other checks.
 
     `gap`: the largest distance of the sum from the number, at the entrance of any layer, over the sum of absolute terms;
     `over_value`: the same distance over the number itself; `replay`: the frozen map run forwards on input vectors
@@ -55,7 +55,7 @@ class Proof:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """How much each input vector gave to one number that the model put out."""
+    """The terms of one number that the model put out."""
 
     sites: Mapping[str, Mapping[str, xr.DataArray]]
     value: Any  # a number; with the axis `step`, one for each step (xarray)
@@ -100,7 +100,7 @@ class Explanation:
 
     @property
     def warning(self) -> str:
-        """What must be known before these numbers are used; empty where nothing must."""
+        """A warning about these numbers; empty where there is none."""
         if self.proof.over_value > _NOTABLE:
             return (
                 f"the terms miss the number by {self.proof.over_value:.1%} of it: it is small beside terms that cancel "
@@ -228,7 +228,7 @@ class Explanation:
 
     @property
     def _rule(self) -> str:
-        """How attention was treated, and what words were measured from; results of earlier versions: from zero."""
+        """The attention rule and the baseline; results of earlier versions: from zero."""
         record = self.provenance
         return f"attention={record.get('attention', '?')}, baseline={record.get('baseline', 'zero')}"
 
@@ -340,7 +340,7 @@ def _strings(array: xr.DataArray) -> dict[str, tuple[list[str], list[Any]]]:
 
 
 def is_explanation(path: str | Path) -> bool:
-    """Whether a folder holds a saved explanation."""
+    """Return True if a folder holds a saved explanation."""
     return "normlens_explanation" in attributes_of(path)
 
 

@@ -24,7 +24,7 @@ _FORMAT = 2
 
 
 def open_result(path: str | Path) -> Analysis | Explanation | CorpusResult:
-    """What a folder holds: a saved analysis, a saved explanation, or the results of a corpus run."""
+    """Open a folder: a saved analysis, a saved explanation, or the results of a corpus run."""
     from normlens.corpus.running.result import is_corpus, open_corpus
 
     if is_explanation(path):

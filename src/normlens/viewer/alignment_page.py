@@ -1,4 +1,4 @@
-"""What the alignment view opens on: the links that `align` takes from a pair, or those that an `Aligner` gave.
+"""The data of the alignment view: the links that `align` takes from a pair, or those that an `Aligner` gave.
 
 A pair that carries marks shows them, too: in the source as they came, in the target where `project` placed them.
 """

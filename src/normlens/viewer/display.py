@@ -1,4 +1,4 @@
-"""What `analysis.show()` returns: a view that a notebook draws and a plain shell opens in the browser.
+"""The object that `analysis.show()` returns: a view that a notebook draws and a plain shell opens in the browser.
 
 The notebook widget is the page's front end with its data and view as synchronized traits; it needs `anywidget`.
 """
@@ -54,7 +54,7 @@ class View:
         return {"text/plain": repr(self), "text/html": self._frame()}
 
     def _display_(self) -> Any:
-        """What marimo draws for this object."""
+        """The representation for marimo."""
         return self.widget
 
     def _frame(self) -> str:

@@ -63,7 +63,7 @@ def explanation_page(explanation: Explanation) -> dict[str, Any]:
 
 
 def output_names(explanation: Explanation) -> tuple[list[str], str | None]:
-    """What was explained, a name for each step (one where there are none), and what it was set against."""
+    """The names of the explained outputs, a name for each step (one where there are none), and what it was set against."""
     output, against = explanation.provenance.get("output"), explanation.provenance.get("against")
     names = [output] if isinstance(output, str) or output is None else list(output)
     if explanation.provenance.get("direction"):
@@ -106,7 +106,7 @@ def _from_tokens(terms: _Terms) -> str:
 
 
 def _question(explanation: Explanation) -> dict[str, Any]:
-    """What was asked, the number, and how far its terms were proved to be its terms."""
+    """The question, the number, and the errors of the proof."""
     names, against = output_names(explanation)
     stepwise = np.ndim(explanation.value) > 0
     probability = explanation.probability

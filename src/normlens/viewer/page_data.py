@@ -85,7 +85,7 @@ def page_data(
 
 
 def _measure_text(name: str) -> dict[str, Any]:
-    """How the page names a measure: the papers' name, or the equation of one that has none but a description."""
+    """The page's name of a measure: the papers' name, or the equation of one that has none but a description."""
     measure = MEASURES[name]
     return {
         "name": measure.title if measure.is_map else f"{measure.title.capitalize()} {measure.equation}",
@@ -122,7 +122,7 @@ def _record(analysis: Analysis) -> dict[str, Any]:
 
 
 def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the numbers come from, one line for each thing a reader asks: model, `more`, versions, then the rest."""
+    """The provenance, one line for each item: model, `more`, versions, then the rest."""
     rest = dict(provenance)
     model, versions = dict(rest.pop("model", {})), dict(rest.pop("versions", {}))
     return {"model": model.pop("name", "?"), **model, **more, **versions, **rest}
@@ -130,7 +130,7 @@ def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[
 
 @dataclass(frozen=True)
 class _SiteMaps:
-    """What one site holds: arrays that are stored, and rules that give a map from another one."""
+    """The arrays of one site: arrays that are stored, and rules that give a map from another one."""
 
     name: Kind
     about: dict[str, Any]  # everything of the site that is not packed
@@ -179,7 +179,7 @@ class _SiteMaps:
         return cls(name, about, maps, _rules(maps, f_norm, name), ratios, f_norm)
 
     def form(self, measure: str, layers: Encoding, heads: Encoding | None) -> Encoding | None:
-        """How a map is stored under a form of the page; None: not at all."""
+        """The form in which a map is stored; None: not at all."""
         wanted = heads if measure in HEAD_MAPS else layers
         return "f16" if wanted == "q8" and self.maps[measure].min(initial=0.0) < 0 else wanted
 
@@ -251,7 +251,7 @@ _REMEDY = "choose a span, or keep it with heads=True"
 
 
 def _omitted(bytes_: int, heads: bool | None) -> str | None:
-    """Why a map per head is left out, or None where it is kept."""
+    """The reason why a map per head is left out, or None where it is kept."""
     if heads is False:
         return "left out on request (heads=False)"
     if heads is None and bytes_ > HEAVY_BYTES:
@@ -284,7 +284,7 @@ def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: 
 
 
 def _absent_heads(by_head: Sequence[NDArray[Any]]) -> list[list[int]]:
-    """Where layers differ in their number of heads: those that are not a number throughout, by their places."""
+    """Absent heads, where layers differ in their number: those that are not a number throughout, by their places."""
     if not by_head:
         return []
     missing = np.isnan(by_head[0]).all(axis=tuple(range(2, by_head[0].ndim)))

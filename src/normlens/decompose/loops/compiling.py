@@ -1,4 +1,4 @@
-"""How the loops are compiled.
+"""Compiler settings of the loops.
 
 Sums may be reordered and multiplications fused, infinities and NaN stay what they are. Constants are made in the arrays'
 own type (`dtype.type(0)`): a plain 0 would turn every sum into float64.
