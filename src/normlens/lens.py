@@ -32,22 +32,22 @@ from normlens.errors import CallbackError, InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
 from normlens.inputs.tokens import Tokens
 from normlens.io.remote import AnyPath, path_of
-from normlens.measures.request import AnalyzeOptions, Precision, Request, check_fits
+from normlens.measures.request import AnalyzeOptions, Request, check_fits
 from normlens.measures.run import OnSite, SiteResult, run
 from normlens.measures.streaming import iterate
-from normlens.measures.words import WordMode
+from normlens.options import Precision, WordMode
 from normlens.results.analysis import Analysis, AnalysisBuilder
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from normlens.attribution.request import ExplainOptions, InputOptions
-    from normlens.corpus.reading.corpus import OnError
     from normlens.corpus.reading.reader import Covariate
     from normlens.corpus.reading.sources import Source
     from normlens.corpus.reading.token_attributes import CategoryRule
     from normlens.corpus.running.result import CorpusResult
     from normlens.corpus.running.run import Progress
+    from normlens.options import OnError
     from normlens.results.explanation import Explanation
 
 
@@ -312,7 +312,7 @@ class Lens:
         gpus: float = 0.0,
         address: str | None = None,
         batch_size: int | None = None,
-        together: bool = False,
+        batched: bool = False,
         fresh: bool = False,
         overwrite: bool = False,
         largest_record: int = 1 << 24,
@@ -324,7 +324,7 @@ class Lens:
         The same call resumes what an earlier one left unfinished. `covariates` gives each token id a number: an array
         over the vocabulary (NaN: leave the token out), a file of frequency ranks, or "corpus" to rank by the corpus' own
         counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
-        `together=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
+        `batched=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
         Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
         `source` names files, or is a `Dataset` or streaming `IterableDataset` of the datasets library, or a list of them.
         An encoder-decoder model reads the text and writes what stands in `target_column`. Sources and `out` may be
@@ -374,7 +374,7 @@ class Lens:
             gpus=gpus,
             address=address,
             batch_size=batch_size,
-            whole_batches=together,
+            batched=batched,
             fresh=fresh,
             overwrite=overwrite,
             save_every=save_every,

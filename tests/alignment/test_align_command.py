@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from normlens import lens as lens_module
 from normlens.alignment.formats import read_alignments
 from normlens.alignment.layer_choice import Agreement
-from normlens.cli import align as command
 from normlens.cli import line_output
-from normlens.cli.align import align
+from normlens.cli.commands import align as command
+from normlens.cli.commands.align import align
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
 from tests.alignment.models_for_tests import SENTENCES, lens

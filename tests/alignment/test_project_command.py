@@ -13,8 +13,8 @@ from normlens.alignment.aligner import Aligner  # here, so that it never meets t
 from normlens.alignment.markup import read_markup
 from normlens.alignment.translating import Translator
 from normlens.cli import line_output
-from normlens.cli import project as command
-from normlens.cli.project import project
+from normlens.cli.commands import project as command
+from normlens.cli.commands.project import project
 from normlens.errors import InputError
 from tests.alignment.data import MODELS, needs_models
 from tests.alignment.models_for_tests import lens
@@ -112,13 +112,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 def test_wrong_questions_are_answered_with_what_to_do(text: list[str], tmp_path: Path) -> None:
     target = ["--target", str(tmp_path / "target")]
     for arguments, message in (
-        (["--format", "rtf", *target], "html, xml, markdown, json, conll"),
+        (["--format", "rtf", *target], "'html', 'xml', 'markdown', 'json', 'conll'"),
         (["--format", "html"], "--translate"),
         (["--format", "html", *target, "--translate"], "leave out"),
         (["--format", "html", *target, "--resume"], "--out"),
         (["--format", "html", "--target", str(tmp_path / "nothing")], "does not"),
         (["--format", "html", *target, "--out", str(tmp_path / "source")], "must not be an input"),
-        (["--format", "html", *target, "--words", "verses"], "text, spaces"),
+        (["--format", "html", *target, "--words", "verses"], "'text', 'spaces'"),
     ):
         code, out, said = run(*text, *arguments)
         assert code == 2 and out == "" and message in said, (arguments, said)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from normlens.alignment.formats import AlignmentFile, read_alignments
 from normlens.alignment.links import Annotation
 from normlens.alignment.scoring import Counts, bootstrap, corpus_counts, score
-from normlens.cli.aer import aer
+from normlens.cli.commands.aer import aer
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, needs_gold
 from tests.reference import alignment as reference

@@ -89,10 +89,9 @@ def test_a_terminal_gets_colours_and_no_numbers_in_the_text(
 
 
 def test_colours_are_white_at_zero_and_apart_by_sign() -> None:
-    from normlens.cli.explain import _ramp
+    from normlens.results.tables import _style_of_share
 
-    style = _ramp()
-    zero, gave, took = (style(share).partition("#")[2] for share in (0.0, 1.0, -1.0))
+    zero, gave, took = (_style_of_share(share).partition("#")[2] for share in (0.0, 1.0, -1.0))
     assert int(zero, 16) > 0xF0F0F0
     assert int(gave[4:], 16) > int(gave[:2], 16) and int(took[:2], 16) > int(took[4:], 16)  # blue gave, orange took
 
@@ -153,7 +152,7 @@ def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell:
 @pytest.mark.parametrize(
     ("which", "arguments", "sentence"),
     [
-        ("causal", ("the cat", "--attention", "both"), "attention must be one of fixed, integrated"),
+        ("causal", ("the cat", "--attention", "both"), "'both' is not one of 'fixed', 'integrated'"),
         ("causal", ("the cat", "--position", "9"), "0 to 1"),
         ("causal", ("the cat", "--part", "norms"), "parts must be a list of tokens"),
         ("causal", ("the cat", "--target", "Katze"), "encoder-decoder"),

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from normlens.cli.families import WIDE, families
+from normlens.cli.commands.families import WIDE, families
 
 
 @pytest.mark.parametrize("width", [80, WIDE])

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from normlens.alignment.formats import format_line, read_alignments
-from normlens.cli import reproduce as command
+from normlens.cli.commands import reproduce as command
 from normlens.errors import InputError
 from normlens.experiments.kobayashi2020_nmt import run
 from normlens.experiments.translation_study import TranslationStudy

@@ -188,7 +188,7 @@ def test_every_experiment_has_a_run() -> None:
 
 
 def test_shell(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.cli.reproduce.open_lens", lambda model: tiny_lens)
+    monkeypatch.setattr("normlens.cli.commands.reproduce.open_lens", lambda model: tiny_lens)
     # What is written is tested above, and drawing is what takes time.
     monkeypatch.setattr(Outcome, "write", lambda self, folder: folder / "report.html")
     arguments = ["reproduce", "kobayashi2021", "--data", str(tiny_text), "--max-length", "24", "--out", str(tmp_path)]
@@ -200,7 +200,7 @@ def test_shell(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_shell_refuses(tiny_lens: Lens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normlens.cli.reproduce.open_lens", lambda model: tiny_lens)
+    monkeypatch.setattr("normlens.cli.commands.reproduce.open_lens", lambda model: tiny_lens)
     for arguments, words in (
         (["kobayashi2019"], "an experiment is one of"),
         (["kobayashi2021", "--definition", "mine"], "paper or code"),

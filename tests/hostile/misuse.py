@@ -67,7 +67,7 @@ def _with(command: Sequence[str], flag: str, value: str) -> list[str]:
 
 def _parameters(command: str) -> list[tuple[str, str]]:
     """The options of a command (an argument has no flag), each with the kind of its values."""
-    function = getattr(importlib.import_module(f"normlens.cli.{command}"), command)
+    function = getattr(importlib.import_module(f"normlens.cli.commands.{command}"), command)
     found = []
     for name, hint in get_type_hints(function, include_extras=True).items():
         if name == "return":

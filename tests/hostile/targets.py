@@ -306,8 +306,8 @@ def _make_stopped_alignment(folder: Path) -> None:
     if child == 0:
         os.chdir(folder)
         use_translation(folder)
-        from normlens.cli import align as command
         from normlens.cli import main
+        from normlens.cli.commands import align as command
 
         small_windows()
         line, count = command._line, [0]

@@ -46,7 +46,7 @@ def _behave_badly(how: str) -> Target:
     """A command that does, on damaged files only, what none of ours may do."""
 
     def prepare(copy: Path) -> None:
-        from normlens.cli import info
+        from normlens.cli.commands import info
 
         def bad() -> None:
             if (copy / "file").read_bytes() == b"whole":

@@ -12,9 +12,6 @@ from normlens.alignment.extraction import (
     COMBINATIONS,
     EXTRACTIONS,
     JOININGS,
-    Combination,
-    Extraction,
-    Joining,
     JointMap,
     WordMap,
     cell_shares,
@@ -25,18 +22,19 @@ from normlens.alignment.extraction import (
     join_view_directions,
     row_shares,
 )
-from normlens.alignment.layer_choice import SETTINGS, Agreement, SavedChoice, Setting
+from normlens.alignment.layer_choice import SETTINGS, Agreement, SavedChoice
 from normlens.alignment.links import Link, Links, swap
 from normlens.alignment.long_pairs import LONGEST_WINDOW, LongPair, Sizes
 from normlens.alignment.marked_text import MarkedText, ProjectedText
-from normlens.alignment.markup import Markup, read_markup, write_markup
+from normlens.alignment.markup import read_markup, write_markup
 from normlens.alignment.pair_encoding import EncodedPair, PairFormat
-from normlens.alignment.projection import Pieces, project_marks
-from normlens.alignment.symmetrize import HEURISTICS, Symmetrization, symmetrize
+from normlens.alignment.projection import project_marks
+from normlens.alignment.symmetrize import HEURISTICS, symmetrize
 from normlens.alignment.word_maps import WordMapper
 from normlens.errors import InputError
 from normlens.inputs.words import Span, sentence_ends, spaced_spans, word_spans
 from normlens.lens import Lens, load
+from normlens.options import Combination, Extraction, Joining, Markup, Pieces, Setting, Symmetrization, WordRule
 from normlens.provenance import version_of, versions
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 WINDOW = 512
 LayerChoice = Literal["auto", "best"] | int | Sequence[int]
 #: How words are found in a text that carries marks: in running text, or between spaces.
-WordRule = Literal["text", "spaces"]
 WORD_RULES: dict[WordRule, Callable[[str], list[Span]]] = {"text": word_spans, "spaces": spaced_spans}
 #: A text, one with its marks, or the same text once for each of its marks where they cross each other.
 MarkedSource = str | MarkedText | Sequence[MarkedText]

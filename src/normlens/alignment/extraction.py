@@ -7,26 +7,24 @@ A row or column of zeros is a word without a subword; it keeps its place and get
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Float
 
 from normlens.alignment.links import Links
 from normlens.errors import InputError
+from normlens.options import Combination, Extraction, Joining
 
 WordMap = Float[np.ndarray, "row column_and_null"]
 #: Scores of two directions in one: rows are target words, columns source words, and there is no null column.
 JointMap = Float[np.ndarray, "target source"]
 
 #: How the maps of two directions become one.
-Joining = Literal["product", "sum"]
 JOININGS: tuple[str, ...] = get_args(Joining)
 #: How the maps of several layers become one.
-Combination = Literal["views", "mean"]
 COMBINATIONS: tuple[Combination, ...] = get_args(Combination)
 #: How links are taken from a map.
-Extraction = Literal["argmax", "mutual", "share", "threshold"]
 EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
 
 

@@ -23,7 +23,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,9 +31,9 @@ from jaxtyping import Float, Int
 from normlens.errors import InputError
 from normlens.io.bounded_reading import read_text
 from normlens.io.writing import write_json
+from normlens.options import Setting
 
 #: Alignment with the decoder's input, or with its output (2020, Section 5).
-Setting = Literal["awi", "awo"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 

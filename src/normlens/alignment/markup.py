@@ -24,8 +24,8 @@ from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedTex
 from normlens.alignment.rendered import html_text, markdown_text, xml_text
 from normlens.errors import InputError
 from normlens.inputs.words import shortened
+from normlens.options import Markup
 
-Markup = Literal["html", "xml", "markdown"]
 MARKUPS: tuple[Markup, ...] = get_args(Markup)
 
 _TAG = re.compile(

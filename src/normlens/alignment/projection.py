@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -38,8 +38,8 @@ from normlens.alignment.links import Link
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
 from normlens.errors import InputError
 from normlens.inputs.words import Span
+from normlens.options import Pieces
 
-Pieces = Literal["one", "many"]
 PIECES: tuple[Pieces, ...] = get_args(Pieces)
 
 

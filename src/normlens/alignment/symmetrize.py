@@ -7,10 +7,10 @@ the model target → source, already swapped into this orientation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from normlens.alignment.links import Link, Links
 from normlens.errors import InputError
+from normlens.options import Symmetrization
 
 _BESIDE = ((-1, 0), (0, -1), (1, 0), (0, 1))
 _DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
@@ -79,7 +79,6 @@ def _final(grown: Links, forward: Links, reverse: Links, *, both: bool) -> Links
     return frozenset(links)
 
 
-Symmetrization = Literal["intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and"]
 #: By the name that the command line takes; `product` and `sum` join maps instead, see `extraction.join_directions`.
 HEURISTICS: dict[Symmetrization, Callable[[Links, Links], Links]] = {
     "intersection": intersection,

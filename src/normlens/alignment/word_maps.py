@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normlens.alignment.extraction import JointMap, WordMap, joined_views
-from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting, recall_agreement, remember_agreement
+from normlens.alignment.layer_choice import SETTINGS, Agreement, recall_agreement, remember_agreement
 from normlens.alignment.pair_encoding import EncodedPair, PairEncoder, PairFormat, PromptEncoder
 from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
@@ -21,6 +21,7 @@ from normlens.lens import Lens
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
 from normlens.measures.table import MEASURES
+from normlens.options import Setting
 from normlens.provenance import describe_model
 
 #: Layers are chosen on at most this many pairs: on the models tried the choice is the same from about 20 on.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from normlens.anatomy.layers import LayerCall
 from normlens.attribution.layers import Layers
-from normlens.attribution.request import AttentionRule
 from normlens.attribution.terms import Run, Select, Terms
 from normlens.errors import AnatomyError, DecompositionError, InputError
+from normlens.options import AttentionRule
 
 #: What the gap may be over the sum of absolute terms, by the type that the model computes in. Many families normalize and
 #: weigh in single precision whatever their type, so that double precision is not ten digits better.

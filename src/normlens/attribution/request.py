@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
 from normlens.errors import InputError
 from normlens.measures.request import available_bytes
+from normlens.options import AttentionRule, Baseline
 from normlens.results.explanation import BY_DEFAULT, PARTS
 
 if TYPE_CHECKING:
     from normlens.attribution.questions import Output
-
-#: `fixed`: attention weights are held fixed; `integrated`: scores and values both get their integrated gradients.
-AttentionRule = Literal["fixed", "integrated"]
-#: What a token's term is measured from: the mean of its embedding table, or zero.
-Baseline = Literal["mean", "zero"]
 
 
 class InputOptions(TypedDict, total=False):

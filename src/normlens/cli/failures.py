@@ -28,8 +28,9 @@ from typing import Any, TextIO, cast
 
 import typer
 
-from normlens.cli.terminal import let_go, say, visible
+from normlens.cli.terminal import let_go, say
 from normlens.errors import InputError, NormlensError
+from normlens.io.escapes import visible
 from normlens.io.writing import write_text
 
 WRONG, UNFORESEEN, INTERRUPTED, TERMINATED = 2, 70, 130, 143
@@ -46,7 +47,7 @@ _NO_MEMORY = (
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def exit_code(run: Callable[[], None], after_interruption: str) -> int:
+def exit_code(run: Callable[[], None], after_interruption: Callable[[], str]) -> int:
     """Run a command to its end, whatever the end is, and return the exit code."""
     told: list[int] = []  # signals to end
     try:
@@ -59,10 +60,10 @@ def exit_code(run: Callable[[], None], after_interruption: str) -> int:
             sys.stdout.flush()
         return code
     except (KeyboardInterrupt, typer.Abort):
-        return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption}")
+        return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption()}")
     except Exception as error:
         if told:  # C code may make another error of an interruption
-            return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption}")
+            return _end(TERMINATED if signal.SIGTERM in told else INTERRUPTED, f"interrupted; {after_interruption()}")
         if isinstance(error, NormlensError):
             return _end(WRONG, str(error))
         if isinstance(error, _UsageError):

@@ -1,7 +1,7 @@
 """The `normlens` command: a thin shell over the library, one module per command.
 
 A command's module is imported when the command is asked for, and imports the library inside the function that runs it:
-help, version and usage errors never wait for torch.
+help, version and usage errors never wait for torch. A new module in `normlens.cli.commands` is a new command.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,30 +18,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from normlens.cli import commands
 from normlens.cli.failures import WRONG, exit_code
 from normlens.cli.terminal import show
 from normlens.errors import InputError
 
-_AGAIN = "run the same command again to start over"
-_KEPT = "what is finished is kept, and the same command goes on from there"
-
-#: Each command is the function of its own name in the module of its own name; this is the only place that lists them.
-#: Beside it stands what to do after an interruption.
-COMMANDS = {
-    "analyze": _AGAIN,
-    "explain": _AGAIN,
-    "methods": _AGAIN,
-    "faithful": _KEPT,
-    "info": _AGAIN,
-    "families": _AGAIN,
-    "corpus": _KEPT,
-    "reproduce": _KEPT,
-    "compare": _KEPT,
-    "view": _AGAIN,
-    "align": "what --out holds is kept, and the same command with --resume goes on from there",
-    "project": "what --out holds is kept, and the same command with --resume goes on from there",
-    "aer": _AGAIN,
-}
+#: The commands: the modules of `normlens.cli.commands`, each with a function of its own name.
+COMMANDS = tuple(sorted(module.name for module in pkgutil.iter_modules(commands.__path__)))
 
 
 def main() -> None:
@@ -48,8 +32,14 @@ def main() -> None:
     atexit.register(gc.freeze)  # the process ends: to search everything for garbage once more takes up to a second
     arguments = sys.argv[1:]
     name = next((argument for argument in arguments if argument in COMMANDS), "")
-    code = exit_code(lambda: _run(arguments or ["--help"]), COMMANDS.get(name, _AGAIN))
+    code = exit_code(lambda: _run(arguments or ["--help"]), lambda: _after_interruption(name))
     raise SystemExit(code if arguments else WRONG)
+
+
+def _after_interruption(name: str) -> str:
+    """How to go on after an interruption; commands that keep what is finished say so in `AFTER_INTERRUPTION`."""
+    module = sys.modules.get(f"normlens.cli.commands.{name}")
+    return getattr(module, "AFTER_INTERRUPTION", "run the same command again to start over")
 
 
 def _run(arguments: list[str]) -> None:
@@ -108,7 +98,7 @@ class _LazyCommands(Mapping[str, Any]):
             raise KeyError(name)
         if name not in self._built:
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            single.command(name)(getattr(importlib.import_module(f"normlens.cli.{name}"), name))
+            single.command(name)(getattr(importlib.import_module(f"normlens.cli.commands.{name}"), name))
             self._built[name] = typer.main.get_command(single)
         return self._built[name]
 

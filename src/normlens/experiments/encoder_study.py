@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,9 @@ from normlens.errors import InputError
 from normlens.experiments.outcome import facts_of
 from normlens.io.writing import is_there
 from normlens.lens import Lens
+from normlens.options import Definition
 
 #: Where the paper's words and the authors' code disagree.
-Definition = Literal["paper", "code"]
 
 #: The papers' corpus has 992 sequences of at most 128 tokens.
 LIMIT, LENGTH = 992, 128

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from normlens.alignment.extraction import argmax_links, row_shares
-from normlens.alignment.layer_choice import SETTINGS, Setting
+from normlens.alignment.layer_choice import SETTINGS
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
 from normlens.experiments.published import PublishedNumbers, document, published_text
 from normlens.experiments.translation_study import AlignmentErrors, Quantity, TranslationStudy
+from normlens.options import Setting
 from normlens.plots import alignment as plots
 
 NAME = "kobayashi2020-nmt"

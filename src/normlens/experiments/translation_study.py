@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from normlens.alignment.extraction import argmax_links, row_shares
 from normlens.alignment.formats import AlignmentFile, check_indices, read_alignments
 from normlens.alignment.gradient_baselines import check_methods, saliency
-from normlens.alignment.layer_choice import SETTINGS, Agreement, Setting
+from normlens.alignment.layer_choice import SETTINGS, Agreement
 from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.parallel_files import read_parallel
@@ -28,6 +28,7 @@ from normlens.io.seals import file_digest
 from normlens.io.writing import is_there
 from normlens.lens import Lens
 from normlens.measures.run import SiteResult
+from normlens.options import Setting
 from normlens.provenance import versions
 
 #: What stands for weights and norms: summed over heads, and head by head.

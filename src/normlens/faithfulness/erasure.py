@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from normlens.attribution.questions import head_of
 from normlens.errors import InputError
 from normlens.faithfulness.items import Item, values
+from normlens.options import Removal
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
-How = Literal["delete", "mask", "zero"]
-WAYS: tuple[How, ...] = get_args(How)
+WAYS: tuple[Removal, ...] = get_args(Removal)
 
 
-def default_way(lens: Lens) -> How:
+def default_way(lens: Lens) -> Removal:
     """`mask` where the tokenizer has a mask token and the head reads a position or a whole text; else `delete`."""
     mask = getattr(lens.tokenizer, "mask_token_id", None)
     return "delete" if mask is None or head_of(lens.model) == "causal" else "mask"
 
 
-def check_way(lens: Lens, how: str) -> How:
+def check_way(lens: Lens, how: str) -> Removal:
     """The way to take tokens away, if this model has it."""
     if how not in WAYS:
         raise InputError(f"tokens are taken away by one of {', '.join(WAYS)}: got {how!r}")
@@ -38,7 +38,7 @@ def check_way(lens: Lens, how: str) -> How:
     return how
 
 
-def removable(lens: Lens, item: Item, how: How) -> tuple[int, ...]:
+def removable(lens: Lens, item: Item, how: Removal) -> tuple[int, ...]:
     """The positions that may be taken away: no special tokens, and never the only place where the model is asked.
 
     A causal model is asked after the last token that is left; a mask, or a token that gets a label, must stay in its place.
@@ -49,7 +49,7 @@ def removable(lens: Lens, item: Item, how: How) -> tuple[int, ...]:
     return tuple(k for k, token in enumerate(item.ids) if token not in special and not (stays and k == item.position))
 
 
-def without(lens: Lens, item: Item, gone: Collection[int], how: How) -> Item:
+def without(lens: Lens, item: Item, gone: Collection[int], how: Removal) -> Item:
     """The item with these positions taken away."""
     if not gone:
         return item
@@ -71,7 +71,7 @@ def without(lens: Lens, item: Item, gone: Collection[int], how: How) -> Item:
     )
 
 
-def erasure(lens: Lens, items: Sequence[Item], how: How | None = None) -> list[np.ndarray]:
+def erasure(lens: Lens, items: Sequence[Item], how: Removal | None = None) -> list[np.ndarray]:
     """`value - value without token k`, one forward pass for each token; 0 for what cannot be taken away."""
     way = default_way(lens) if how is None else check_way(lens, how)
     changed, owners = [], []

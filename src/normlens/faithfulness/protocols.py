@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from normlens.errors import InputError
-from normlens.faithfulness.erasure import How, erasure, removable, without
+from normlens.faithfulness.erasure import erasure, removable, without
 from normlens.faithfulness.gradients import gradient_x_input
 from normlens.faithfulness.items import Item, probabilities
 from normlens.faithfulness.ranking import order, reciprocal_rank, spearman
 from normlens.faithfulness.samples import Sample
 from normlens.faithfulness.sanity import in_double, moved, shuffled
+from normlens.options import Removal
 
 if TYPE_CHECKING:
     from normlens.faithfulness.methods import Method
@@ -47,7 +48,7 @@ class Asked:
 
     lens: Lens
     sample: Sample
-    how: How
+    how: Removal
 
 
 #: One method's numbers for each item of a sample.

@@ -14,7 +14,7 @@ import pandas as pd
 
 from normlens.errors import InputError
 from normlens.faithfulness.bootstrap import LEVEL, RESAMPLES, Estimate, difference, estimate
-from normlens.faithfulness.erasure import How, check_way, default_way
+from normlens.faithfulness.erasure import check_way, default_way
 from normlens.faithfulness.items import values
 from normlens.faithfulness.methods import METHODS, Method, find_methods
 from normlens.faithfulness.protocols import (
@@ -29,6 +29,7 @@ from normlens.faithfulness.protocols import (
 from normlens.faithfulness.ranking import TIES
 from normlens.faithfulness.samples import Sample
 from normlens.io.writing import write_bytes
+from normlens.options import Removal
 from normlens.provenance import versions
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def study(
     *,
     methods: Sequence[str | Method] | None = None,
     protocols: Sequence[str] | None = None,
-    how: How | None = None,
+    how: Removal | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Study:
@@ -202,7 +203,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def _record(
-    lens: Lens, samples: Sequence[Sample], methods: Sequence[Method], protocols: Sequence[Protocol], way: How
+    lens: Lens, samples: Sequence[Sample], methods: Sequence[Method], protocols: Sequence[Protocol], way: Removal
 ) -> dict[str, Any]:
     names = [protocol.name for protocol in protocols]
     items = hashlib.blake2b(repr([sample.items for sample in samples]).encode(), digest_size=6).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -16,10 +16,10 @@ from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
 from normlens.measures.table import MAPS, MEASURES, chosen_maps, chosen_measures, needed
-from normlens.measures.words import WORD_MODES, WordMode
+from normlens.measures.words import WORD_MODES
+from normlens.options import Precision, WordMode
 from normlens.provenance import versions
 
-Precision = Literal["float32", "float64"]
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 #: Bytes below which the memory check is skipped.
 _ALWAYS_THERE = 1 << 26

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, overload
+from typing import get_args, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,9 +17,9 @@ from torch import Tensor
 from normlens.decompose.block import Block, LayerEnd
 from normlens.decompose.stages import Stage
 from normlens.measures.table import MEASURES, SiteValues, measure_block
+from normlens.options import WordMode
 
-WordMode = Literal["norms", "vectors"]
-WORD_MODES: tuple[WordMode, ...] = ("norms", "vectors")
+WORD_MODES: tuple[WordMode, ...] = get_args(WordMode)
 
 
 def measure_words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from normlens.measures.table import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, no_
 from normlens.provenance import references
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from torch import Tensor
 
     from normlens.decompose.devices import HostCopies
@@ -186,6 +187,11 @@ class Analysis:
     def __sub__(self, other: Analysis) -> Analysis:
         """The difference of two analyses of the same text, such as before and after fine-tuning."""
         return difference(self, other)
+
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
+        from normlens.results.tables import analysis_tables
+
+        return analysis_tables(self)
 
     def __repr__(self) -> str:
         sizes = "; ".join(f"{kind}: {dict(dataset.sizes)}" for kind, dataset in self.sites.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -22,6 +22,7 @@ from normlens.provenance import references
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console, RenderableType
 
     from normlens.viewer.display import View
 
@@ -249,6 +250,11 @@ class Explanation:
         made = f"% explained with normlens {versions.get('normlens')}: {model.get('name')}, {self._rule}"
         return f"{papers}\n\n{made}"
 
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
+        from normlens.results.tables import ExplanationTables
+
+        yield ExplanationTables(self)
+
     def __repr__(self) -> str:
         names = self.provenance.get("output"), self.provenance.get("against")
         what = f"{names[0]!r}" if names[1] is None else f"{names[0]!r} against {names[1]!r}"
@@ -273,6 +279,10 @@ class SiteExplanation:
                 f"parts with parts=[…], one of {', '.join(PARTS)}"
             )
         return self.arrays[name]
+
+    def at_step(self, step: int) -> SiteExplanation:
+        """The terms of the tokens at one step, counted from 0."""
+        return SiteExplanation(self.kind, {"tokens": self["tokens"].isel(step=step)})
 
     def by_word(self, name: str = "tokens") -> xr.DataArray:
         """Terms added over the subwords of each word: `word` on the last axis, with its text beside it."""

@@ -26,8 +26,8 @@ from normlens.measures.table import MAPS, MEASURES
 from normlens.viewer.packed_arrays import pack_layers
 
 if TYPE_CHECKING:
-    from normlens.alignment.aligner import Aligner, WordRule
-    from normlens.alignment.projection import Pieces
+    from normlens.alignment.aligner import Aligner
+    from normlens.options import Pieces, WordRule
 
 #: Gold links of one pair: sure and possible ones, or a plain set of sure ones.
 Gold = Annotation | Iterable[Link]

@@ -32,15 +32,15 @@ class ForwardPasses:
     """Runs batches through a model so that a sequence's numbers depend on nothing but itself.
 
     Sequences of one length go through the model together where that changes no bit of them (the first batch is run both
-    ways to see it), else one by one. `whole_batches` runs whole batches in any case; then numbers may depend on the batch
+    ways to see it), else one by one. `batched` runs whole batches in any case; then numbers may depend on the batch
     in their last digits.
     """
 
-    def __init__(self, lens: Lens, request: Request, *, whole_batches: bool) -> None:
-        self._lens, self._request, self._whole_batches = lens, request, whole_batches
+    def __init__(self, lens: Lens, request: Request, *, batched: bool) -> None:
+        self._lens, self._request, self._whole_batches = lens, request, batched
         self._device = next(lens.model.parameters()).device
         self._pad = padding_id(lens.model, lens.tokenizer)
-        self._share: bool | None = True if whole_batches else None  # None: not tried yet
+        self._share: bool | None = True if batched else None  # None: not tried yet
 
     def run(self, batch: Batch, handle: Callable[[SiteResult], None]) -> None:
         """Hand each site's numbers of the batch to `handle`, in the order of the sites."""

@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from normlens.corpus.accumulators.histogram import CONTRIBUTION_BINS, NORM_BINS, WEIGHT_BINS, Binning
 from normlens.errors import InputError
-from normlens.measures.request import Precision
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
+from normlens.options import Precision
 
 #: The quantities of the 2020 paper; the five mixing ratios are those of the 2021 paper.
 PAPER_MEASURES = ("alpha", "f_norm", "af_norm", "x_norm")

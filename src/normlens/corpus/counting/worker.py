@@ -26,7 +26,7 @@ class WorkerSettings:
 
     plan: Plan
     batch_size: int | None = None  # None: what suits the device
-    whole_batches: bool = False  # see `ForwardPasses`
+    batched: bool = False  # see `ForwardPasses`
 
 
 class Worker:
@@ -43,7 +43,7 @@ class Worker:
             layers=plan.layers,
             precision=plan.precision,
         )
-        self._passes = ForwardPasses(lens, request, whole_batches=settings.whole_batches)
+        self._passes = ForwardPasses(lens, request, batched=settings.batched)
 
     def count(self, statistics: CorpusStatistics, sequences: Sequence[TokenSequence]) -> Rows | None:
         """Run sequences, batch by batch, into statistics; returns a row per token and layer where the plan asks for it."""

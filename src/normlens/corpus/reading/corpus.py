@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from normlens.corpus.reading.records import (
     LARGEST_RECORD,
@@ -21,8 +20,7 @@ from normlens.corpus.reading.records import (
 from normlens.corpus.reading.token_attributes import CategoryRule
 from normlens.errors import InputError
 from normlens.io.remote import AnyPath
-
-OnError = Literal["stop", "skip"]
+from normlens.options import OnError
 
 
 def skip_rule(skip: str | None) -> re.Pattern[str] | None:

@@ -66,7 +66,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is made; none of it changes the numbers, except `whole_batches` in their last digits."""
+    """How a run is made; none of it changes the numbers, except `batched` in their last digits."""
 
     engine: str = "local"
     workers: int | str | None = None  # processes (local) or actors (ray); MIN:MAX where the cluster may grow
@@ -74,7 +74,7 @@ class RunOptions:
     gpus: float = 0.0  # per worker
     address: str | None = None  # of a Ray cluster
     batch_size: int | None = None  # None: what suits the device
-    whole_batches: bool = False  # a batch goes through the model at once, for a GPU
+    batched: bool = False  # a batch goes through the model at once, for a GPU
     fresh: bool = False  # start again, dropping the run that the folder holds
     overwrite: bool = False  # with `fresh`: also where it cannot be told which files are that run's
     save_every: float = 30.0  # seconds after which a shard is written, however much it holds
@@ -156,7 +156,7 @@ def run_corpus(
         with started_engine(options) as started:
             return run_corpus(lens, reader, plan, folder, options, started)
     start, driver_start = time.monotonic(), time.process_time()
-    settings = WorkerSettings(plan, options.batch_size, options.whole_batches)
+    settings = WorkerSettings(plan, options.batch_size, options.batched)
     identity = _identity(lens, reader, settings)
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
     if options.fresh:
@@ -237,7 +237,7 @@ def _absolute(path: AnyPath) -> AnyPath:
 
 def _promise(options: RunOptions, device: str) -> str:
     """What may change when the same corpus is counted again in another way."""
-    if device == "cpu" and not options.whole_batches:
+    if device == "cpu" and not options.batched:
         return "counts are equal and sums agree to 1e-9 for any engine, workers, pieces, restarts and batch size"
     return (
         "every sequence is counted once, for any engine, workers, pieces and restarts; with whole batches, or on a GPU, a "
@@ -272,6 +272,6 @@ def _identity(lens: Lens, reader: CorpusReader, settings: WorkerSettings) -> dic
         "per_token": plan.per_token,
         "precision": plan.precision,
         "exact": plan.exact,
-        "together": settings.whole_batches,
+        "together": settings.batched,
         "unit": CHUNK_SIZE,
     }

@@ -11,12 +11,16 @@ import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, named_value, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars
+from normlens.options import OnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normlens.corpus.running.result import CorpusResult
     from normlens.corpus.running.run import Progress as Step
+
+
+AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
 def corpus(
@@ -59,7 +63,7 @@ def corpus(
     exact: Annotated[
         bool, typer.Option("--exact", help="Recompute flagged rank correlations in an exact pass.")
     ] = False,
-    on_error: Annotated[str, typer.Option(help="What an unreadable record does: stop or skip.")] = "stop",
+    on_error: Annotated[OnError, typer.Option(help="What an unreadable record does.")] = "stop",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
         str | None, typer.Option(help="Processes (local) or actors (ray); MIN:MAX where a cluster may grow.")
@@ -72,8 +76,8 @@ def corpus(
     batch_size: Annotated[
         int | None, typer.Option(help="Sequences counted at once; 8 on a CPU, 64 on a GPU by default.")
     ] = None,
-    together: Annotated[
-        bool, typer.Option("--together", help="A batch through the model at once: for a GPU; last digits may change.")
+    batched: Annotated[
+        bool, typer.Option("--batched", help="A batch through the model at once: for a GPU; last digits may change.")
     ] = False,
     largest_record: Annotated[
         int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
@@ -119,14 +123,14 @@ def corpus(
             sample=sample,
             per_token=per_token,
             exact=exact,
-            on_error=on_error,  # type: ignore[arg-type]
+            on_error=on_error,
             engine=engine,
             workers=workers,
             threads=threads_per_worker,
             gpus=gpus_per_worker,
             address=address,
             batch_size=batch_size,
-            together=together,
+            batched=batched,
             fresh=fresh,
             overwrite=overwrite,
             largest_record=largest_record,

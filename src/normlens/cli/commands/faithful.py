@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.cli.commands.reproduce import is_results
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
-from normlens.cli.reproduce import is_results
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
 from normlens.io.writing import check_outputs, is_there, own_folder
+from normlens.options import Removal
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study
+
+
+AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
 def faithful(
@@ -38,9 +42,8 @@ def faithful(
             help="evidence, deletion, agreement or sanity (repeat); default: agreement, and evidence or deletion."
         ),
     ] = None,
-    taken: Annotated[
-        str | None,
-        typer.Option(help="How tokens are taken away: delete, mask or zero; default: mask where there is one."),
+    removal: Annotated[
+        Removal | None, typer.Option(help="How tokens are removed; default: mask where there is one.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Items of each file, of those that can be asked.")] = 40,
     skip: Annotated[int, typer.Option(min=0, help="Leave out so many first: another part of the same file.")] = 0,
@@ -57,7 +60,7 @@ def faithful(
         )
     folder = Path("faithful") if out is None else out
     files = [*(evidence or ()), *(texts or ())]
-    _check_names(method, protocol, taken)
+    _check_names(method, protocol)
     _check_files(files, evidence=bool(evidence))
     from normlens.faithfulness.report import write_report
     from normlens.faithfulness.samples import read_evidence, read_texts
@@ -76,7 +79,7 @@ def faithful(
                 samples,
                 methods=method or None,
                 protocols=protocol or None,
-                how=taken,  # type: ignore[arg-type]
+                how=removal,
                 folder=folder,
                 progress=lambda label, done, total: move(label, done, total),
             )
@@ -113,13 +116,11 @@ def _check_files(paths: list[Path], *, evidence: bool) -> None:
             _ = read_rows(path) if evidence else read_lines(path)
 
 
-def _check_names(methods: list[str] | None, protocols: list[str] | None, taken: str | None) -> None:
+def _check_names(methods: list[str] | None, protocols: list[str] | None) -> None:
     """A wrong name is said before a model is loaded."""
     from normlens.faithfulness.methods import find_methods
 
     find_methods(methods or ())
-    if taken not in (None, "delete", "mask", "zero"):
-        raise InputError(f"tokens are taken away by one of delete, mask, zero: got {taken!r}")
     known = ("evidence", "deletion", "agreement", "sanity")
     unknown = [name for name in protocols or () if name not in known]
     if unknown:

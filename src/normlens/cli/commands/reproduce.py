@@ -16,6 +16,7 @@ from normlens.cli.terminal import console, note, print_json, progress_bar, progr
 from normlens.errors import InputError
 from normlens.io.bounded_reading import read_text
 from normlens.io.writing import check_outputs, own_folder
+from normlens.options import Definition
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _MOST_CELLS = 40
 
 
+AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
+
+
 def reproduce(
     name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021, kobayashi2024 or kobayashi2020-nmt.")],
     model: options.ModelOption = None,
@@ -36,7 +40,7 @@ def reproduce(
         Path | None, typer.Option(help="A `rank count token_id` file; without it, ranks are counted from the data.")
     ] = None,
     definition: Annotated[
-        str, typer.Option(help="Where the paper's words and the authors' code disagree: paper or code.")
+        Definition, typer.Option(help="Where the paper's words and the authors' code disagree.")
     ] = "code",
     limit: Annotated[
         int | None,
@@ -111,9 +115,8 @@ def reproduce(
             outcome: Outcome = chosen.load().run(pairs_study)
             report = outcome.write(folder)
     else:
-        from normlens.experiments.encoder_study import check_data, check_definition
+        from normlens.experiments.encoder_study import check_data
 
-        check_definition(definition)
         check_data(read)
         with report_folder(folder, name, [*read, *model_files(model)], overwrite):
             if chosen.kind == "layers":
@@ -132,7 +135,7 @@ def reproduce(
                         folder,
                         tuple(data or ()),
                         frequency,
-                        definition,  # type: ignore[arg-type]
+                        definition,
                         limit or encoder_study.LIMIT,
                         max_length or encoder_study.LENGTH,
                         pairs,

@@ -24,28 +24,32 @@ from normlens.cli.line_output import (
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
+from normlens.options import MarkedFormat, Pieces, WordRule
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.marked_text import MarkedText, ProjectedText
     from normlens.alignment.translating import Translator
 
-FORMATS = ("html", "xml", "markdown", "json", "conll")
+
+AFTER_INTERRUPTION = "what --out holds is kept, and the same command with --resume goes on from there"
 
 
 def project(
     model: line_output.ModelOption,
     source: Annotated[Path, typer.Option(help="Marked-up or labelled source sentences.")],
-    form: Annotated[str, typer.Option("--format", help="html, xml (XLIFF), markdown, json, conll.")],
+    form: Annotated[MarkedFormat, typer.Option("--format", help="The format of the source; xml: also XLIFF.")],
     target: Annotated[
         Path | None, typer.Option(help="Their translations as plain text, one per line (json may hold its own).")
     ] = None,
     translate: Annotated[bool, typer.Option("--translate", help="Let the model translate.")] = False,
     reverse_model: line_output.ReverseModelOption = None,
     pieces: Annotated[
-        str, typer.Option(help="one: an element stays in one piece; many: it is repeated where its words part.")
+        Pieces, typer.Option(help="one: an element stays in one piece; many: it is repeated where its words part.")
     ] = "one",
-    words: Annotated[str, typer.Option(help="text: words of running text; spaces: words stand between spaces.")] = "",
+    words: Annotated[
+        WordRule | None, typer.Option(help="text: words of running text; spaces: words stand between spaces.")
+    ] = None,
     layer: line_output.LayerOption = "auto",
     layers_from: Annotated[Path | None, typer.Option(help="Take the layers that `align --save-choice` wrote.")] = None,
     source_prefix: line_output.SourcePrefixOption = "",
@@ -68,10 +72,6 @@ def project(
     Well-formed markup stays well-formed. What has no place in a translation is reported with its line, and so is a
     line that is not well-formed: its translation is then written without marks.
     """
-    if form not in FORMATS:
-        raise InputError(f"a format is one of {', '.join(FORMATS)}: got {form!r}")
-    if words not in ("", "text", "spaces"):
-        raise InputError(f"words are found by one of text, spaces: got {words!r}")
     if resume and out is None:
         raise InputError("resuming needs the file to go on with: give --out with --resume")
     if translate and target is not None:
@@ -110,7 +110,7 @@ def project(
     translator = None
     if translate:
         translator = Translator(lens, PairFormat(False, source_prefix, source_language, target_language))
-    rule = words or ("spaces" if form == "conll" else "text")
+    rule: WordRule = words or ("spaces" if form == "conll" else "text")
     settings = {"format": form, "pieces": pieces, "words": rule, "json": as_json, "translate": translate}
     about = about_run(settings, {path.name: path for path in given})
     run = resumed_run(aligner, out, about) if resume else None
@@ -171,7 +171,7 @@ class _Item:
 class _Items:
     """The sentences of the input files, in any of the formats."""
 
-    def __init__(self, source: Path, target: Path | None, form: str) -> None:
+    def __init__(self, source: Path, target: Path | None, form: MarkedFormat) -> None:
         self.source, self.target, self.form = source, target, form
         self.total = sum(1 for _ in self._sources()) if source.is_file() else None
         if target is not None and target.is_file() and self.total is not None:
@@ -215,13 +215,13 @@ class _Items:
                 raise InputError(f"{self.source}, line {number}: {error}") from error
             return _Item(tuple(texts) if isinstance(texts, list) else (texts,), own if target is None else target)
         try:
-            return _Item((read_markup(found, self.form),), target)  # type: ignore[arg-type]
+            return _Item((read_markup(found, self.form),), target)
         except InputError as error:
             return _Item((MarkedText(found),), target, str(error))
 
 
 def _projected(
-    items: _Items, skip: int, aligner: Aligner, translator: Translator | None, rule: str, pieces: str
+    items: _Items, skip: int, aligner: Aligner, translator: Translator | None, rule: WordRule, pieces: Pieces
 ) -> Iterator[tuple[int, _Item, ProjectedText]]:
     """Every sentence from `skip` on with its marks placed, window by window."""
     from normlens.alignment.marked_text import ProjectedText
@@ -229,8 +229,8 @@ def _projected(
     stream, number = items.read(skip), skip
     while window := list(islice(stream, line_output.WINDOW)):
         window = _translated(window, translator, number)
-        pairs = [(text, item.target) for item in window if item.problem is None for text in item.texts]
-        found = aligner.project(pairs, words=rule, pieces=pieces)  # type: ignore[arg-type]
+        pairs = [(text, item.target or "") for item in window if item.problem is None for text in item.texts]
+        found = aligner.project(pairs, words=rule, pieces=pieces)
         for item in window:
             number += 1
             if item.problem is not None:
@@ -266,20 +266,25 @@ def _shown_item(items: _Items, given: Sequence[Path], number: int) -> _Item:
 
 
 def _write_page(
-    aligner: Aligner, page: Path | None, item: _Item | None, translator: Translator | None, rule: str, pieces: str
+    aligner: Aligner,
+    page: Path | None,
+    item: _Item | None,
+    translator: Translator | None,
+    rule: WordRule,
+    pieces: Pieces,
 ) -> None:
     if page is None or item is None:
         return
     (item,) = _translated([item], translator, 0)
-    path = aligner.save_html(page, item.texts, item.target or "", words=rule, pieces=pieces)  # type: ignore[arg-type]
+    path = aligner.save_html(page, item.texts, item.target or "", words=rule, pieces=pieces)
     say(f"normlens: wrote {path}")
 
 
-def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | None, rule: str) -> None:
+def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | None, rule: WordRule) -> None:
     """Settle the layers on the beginning of the text."""
     from normlens.alignment.aligner import WORD_RULES, spaced
 
-    spans_of = WORD_RULES[rule]  # type: ignore[index]
+    spans_of = WORD_RULES[rule]
     usable = [item for item in _translated(first, translator, 0) if item.problem is None]
 
     def pair(item: _Item) -> tuple[str, str]:
@@ -290,7 +295,7 @@ def _choose(aligner: Aligner, first: Sequence[_Item], translator: Translator | N
         aligner.choose_layers([pair(item) for item in usable])
 
 
-def _line(item: _Item, found: ProjectedText, form: str, as_json: bool, rule: str) -> str:
+def _line(item: _Item, found: ProjectedText, form: MarkedFormat, as_json: bool, rule: WordRule) -> str:
     from normlens.alignment.aligner import WORD_RULES
     from normlens.alignment.labels import write_conll, write_labelled_json
     from normlens.alignment.markup import write_markup
@@ -300,8 +305,8 @@ def _line(item: _Item, found: ProjectedText, form: str, as_json: bool, rule: str
     if as_json:
         return json.dumps(found.to_dict(), ensure_ascii=False)
     if form == "conll":
-        return write_conll(found, WORD_RULES[rule](found.text))  # type: ignore[index]
-    return write_markup(found, form)  # type: ignore[arg-type]
+        return write_conll(found, WORD_RULES[rule](found.text))
+    return write_markup(found, form)
 
 
 def _named(marks: Sequence[Any], item: _Item) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,19 +11,15 @@ from normlens.cli import options
 from normlens.cli.options import check_saved, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
 from normlens.io.writing import check_outputs, refuse_input, whole_files, write_table
+from normlens.options import WordMode
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from normlens.lens import Lens
-    from normlens.results.analysis import Analysis, SiteAnalysis
+    from normlens.results.analysis import Analysis
 
 #: What `--out` holds beside the pictures: the tidy table, and the result for `normlens.open` and `normlens view`.
 _TABLE, RESULT = "analysis.csv", "analysis.zarr"
 _REMEDY = "pass --overwrite to replace it"
-
-#: Queries shown in the table of contributors; the files hold all of them.
-_ROWS = 60
 
 
 def analyze(
@@ -40,7 +35,7 @@ def analyze(
     layer: Annotated[
         list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
     ] = None,
-    words: Annotated[str | None, typer.Option(help="Merge subwords to words: `norms` or `vectors`.")] = None,
+    words: Annotated[WordMode | None, typer.Option(help="Merge subwords to words.")] = None,
     generate: options.GenerateOption = False,
     truncate: options.TruncateOption = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the pictures, the table and the result.")] = None,
@@ -59,7 +54,7 @@ def analyze(
             target,
             measures=measure or None,
             layers=layer or None,
-            words=cast(Any, words),
+            words=words,
             generate=generate,
             truncate=truncate,
             progress=progress,
@@ -68,7 +63,7 @@ def analyze(
     if as_json:
         print_json(_document(analysis, files))
         return
-    print_tables(analysis)
+    console().print(analysis)
     for file in files:
         show(f"wrote {file}")
 
@@ -96,14 +91,6 @@ def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
 
 
-def print_tables(analysis: Analysis) -> None:
-    """Mixing ratios by layer, what each token draws on, and where the numbers come from."""
-    screen = console()
-    for kind in analysis.sites:
-        _print_site(screen, analysis.site(kind), several=len(analysis.sites) > 1)
-    screen.print(analysis.provenance_line(), style="dim")
-
-
 def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) -> list[Path]:
     """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr), all of them or none."""
     from normlens.plots.analysis import save_all
@@ -115,87 +102,9 @@ def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) ->
     return [folder / name for name in names]
 
 
-def _print_site(screen: Console, site: SiteAnalysis, several: bool) -> None:
-    from rich.table import Table
-
-    if several:
-        screen.rule(f"{site.kind} sites")
-    ratios = mixing_by_layer(site)
-    if ratios:
-        table = Table(
-            title="Mixing ratio by layer: share of the output that comes from other positions", title_justify="left"
-        )
-        table.add_column("layer", justify="right")
-        for name in ratios:
-            table.add_column(name, justify="right")
-        for i, layer in enumerate(site.dataset["layer"].values):
-            table.add_row(str(layer), *(f"{100 * values[i]:.1f} %" for values in ratios.values()))
-        screen.print(table)
-    rows = draws_on(site)
-    if rows:
-        table = Table(
-            title=f"What each token draws on most, mean over layers ({rows[0].measure}, share of its row)",
-            title_justify="left",
-        )
-        table.add_column("token", overflow="fold")
-        if site.kind != "cross":
-            table.add_column("itself", justify="right")
-        table.add_column("others")
-        for row in rows[:_ROWS]:
-            others = ", ".join(f"{token} {100 * share:.1f} %" for token, share in row.others)
-            own = () if site.kind == "cross" else (f"{100 * row.itself:.1f} %",)
-            table.add_row(row.token, *own, others)
-        screen.print(table)
-        if len(rows) > _ROWS:
-            screen.print(f"… and {len(rows) - _ROWS} more tokens; --out writes all of them")
-
-
-@dataclass(frozen=True)
-class DrawsOn:
-    """The sources of one token: its own share, and the tokens with the largest shares beside it."""
-
-    token: str
-    measure: str
-    itself: float
-    others: tuple[tuple[str, float], ...]
-
-
-def mixing_by_layer(site: SiteAnalysis) -> dict[str, list[float]]:
-    """The mean mixing ratio of each layer, for every map that has one."""
-    from normlens.measures.table import MAPS, MIXING
-
-    return {
-        name: site.dataset[MIXING + name].mean("query").values.tolist()
-        for name in MAPS
-        if MIXING + name in site.dataset
-    }
-
-
-def draws_on(site: SiteAnalysis, most: int = 3) -> list[DrawsOn]:
-    """For each token the shares of its row, averaged over layers; the deepest map that was kept is used."""
-    import numpy as np
-
-    from normlens.inputs.tokens import readable
-    from normlens.measures.table import MAPS
-
-    kept = [name for name in reversed(MAPS) if name in site.dataset]
-    if not kept:
-        return []
-    name = "attnresln_n" if "attnresln_n" in kept else kept[0]
-    maps = site.dataset[name].transpose("layer", "query", "key").values.astype(float)
-    totals = maps.sum(-1, keepdims=True)
-    shares = np.divide(maps, totals, out=np.zeros_like(maps), where=totals > 0).mean(0)
-    keys = [readable(token) for token in site.key_tokens]
-    rows = []
-    for i, token in enumerate(site.query_tokens):
-        order = [j for j in np.argsort(-shares[i]).tolist() if site.kind == "cross" or j != i]
-        others = tuple((keys[j], float(shares[i, j])) for j in order[:most] if shares[i, j] > 0)
-        itself = 0.0 if site.kind == "cross" else float(shares[i, i])
-        rows.append(DrawsOn(readable(token), name, itself, others))
-    return rows
-
-
 def _document(analysis: Analysis, files: list[Path]) -> dict[str, Any]:
+    from normlens.results.tables import mixing_by_layer
+
     sites = {}
     for kind in analysis.sites:
         site = analysis.site(kind)

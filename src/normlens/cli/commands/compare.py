@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.cli import options
+from normlens.cli.commands.reproduce import pass_bars, print_table, report_folder
 from normlens.cli.options import model_files, open_lens
-from normlens.cli.reproduce import pass_bars, print_table, report_folder
 from normlens.cli.terminal import console, print_json
 from normlens.errors import InputError
+from normlens.options import Definition
 
 if TYPE_CHECKING:
     from normlens.experiments.encoder_study import EncoderStudy
+
+
+AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
 def compare(
@@ -23,7 +27,7 @@ def compare(
     ],
     data: options.DataOption = None,
     out: Annotated[Path, typer.Option(help="The folder for the report.")] = Path("compare"),
-    definition: Annotated[str, typer.Option(help="Expansion rates by the paper or by the authors' code.")] = "code",
+    definition: Annotated[Definition, typer.Option(help="Expansion rates by the paper or the code.")] = "code",
     limit: Annotated[int, typer.Option(min=1, help="At most so many sequences.")] = 992,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128,
     pairs: options.PairsOption = True,
@@ -37,9 +41,8 @@ def compare(
     if len(models) < 2:
         raise InputError(f"a comparison needs at least two models: got {len(models)}; `reproduce` reports on one")
     from normlens.experiments import comparison
-    from normlens.experiments.encoder_study import EncoderStudy, check_data, check_definition
+    from normlens.experiments.encoder_study import EncoderStudy, check_data
 
-    check_definition(definition)
     check_data(data or ())
     with report_folder(out, "compare", [*(data or ()), *model_files(*models)], overwrite), pass_bars() as move:
 
@@ -49,7 +52,7 @@ def compare(
                 open_lens(None if model == "default" else model),
                 out / "models" / f"{place:02}-{Path(model).name}",
                 tuple(data or ()),
-                definition=definition,  # type: ignore[arg-type]
+                definition=definition,
                 limit=limit,
                 max_length=max_length,
                 pairs=pairs,

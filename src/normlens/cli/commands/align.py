@@ -25,10 +25,14 @@ from normlens.cli.line_output import (
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
+from normlens.options import AnySymmetrization, Combination, Extraction, Setting
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
     from normlens.alignment.links import Annotation, Links
+
+
+AFTER_INTERRUPTION = "what --out holds is kept, and the same command with --resume goes on from there"
 
 
 def align(
@@ -45,7 +49,7 @@ def align(
     reverse_links_one_based: Annotated[
         bool, typer.Option("--reverse-links-one-based", help="That file counts words from 1.")
     ] = False,
-    setting: Annotated[str, typer.Option(help="awi: rows by the token taken in; awo: by the token put out.")] = "awi",
+    setting: Annotated[Setting, typer.Option(help="Rows by the token that the decoder reads (awi) or writes.")] = "awi",
     measure: Annotated[
         str, typer.Option(help="attn_n, attn_w, attnres_n, attnresln_n; with --head: af_norm, alpha.")
     ] = ("attn_n"),
@@ -56,19 +60,14 @@ def align(
     ] = None,
     head: Annotated[int | None, typer.Option(help="One head, from 1, for af_norm and alpha.")] = None,
     symmetrize: Annotated[
-        str | None,
-        typer.Option(
-            help="product (default with two models), sum, intersection, union, grow-diag, grow-diag-final, "
-            "grow-diag-final-and."
-        ),
+        AnySymmetrization | None, typer.Option(help="Combine two directions; product by default with two models.")
     ] = None,
     combine: Annotated[
-        str | None,
+        Combination | None,
         typer.Option(help="views: layers are multiplied (default); mean: averaged (default for what needs it)."),
     ] = None,
     extract: Annotated[
-        str | None,
-        typer.Option(help="share (default), mutual, argmax, threshold; the last two combine layers by mean."),
+        Extraction | None, typer.Option(help="share by default; argmax and threshold combine layers by mean.")
     ] = None,
     threshold: Annotated[float, typer.Option(help="For share and threshold: the share a link must exceed.")] = 0.5,
     raw: Annotated[
@@ -132,13 +131,13 @@ def align(
     aligner = Aligner(
         open_lens(model, device=device),
         None if reverse_model is None else open_lens(reverse_model, device=device),
-        setting=setting,  # type: ignore[arg-type]  # the Aligner checks these names
+        setting=setting,
         measure=measure,
         layer=layers_option(layer),  # type: ignore[arg-type]
         head=head,
-        symmetrize=symmetrize,  # type: ignore[arg-type]
-        combine=combine,  # type: ignore[arg-type]
-        extract=extract,  # type: ignore[arg-type]
+        symmetrize=symmetrize,
+        combine=combine,
+        extract=extract,
         layers_from=layers_from,
         threshold=threshold,
         raw=raw,

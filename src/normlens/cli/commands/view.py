@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normlens.cli import options
-from normlens.cli.analyze import RESULT
+from normlens.cli.commands.analyze import RESULT
 from normlens.cli.options import model_files, open_lens
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError

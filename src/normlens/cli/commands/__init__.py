@@ -1,0 +1,1 @@
+"""One module per command: its function has the name of the module. A new module is a new command."""
