@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import io
 import importlib
+import io
 import os
 import re
 import signal
