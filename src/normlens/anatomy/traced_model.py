@@ -26,7 +26,7 @@ from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall, trace_layers
 from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
-from normlens.errors import AnatomyError, DecompositionError, NormlensError
+from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
 from normlens.provenance import describe_model
 
 T = TypeVar("T")
@@ -111,10 +111,13 @@ class TracedModel:
     def refresh(self) -> ModelState:
         """The model's state as it is now; what is known of it and does not hold any more is forgotten."""
         before = self._state
-        if before is not None and is_streaming(self.body):  # inside of a pass a model is not itself
-            return before
-        with one_pass_at_a_time(self.body):
-            now = self._state = self._reader.read()
+        try:
+            with one_pass_at_a_time(self.body):
+                now = self._state = self._reader.read()
+        except InputError:
+            if before is None or not is_streaming(self.body):
+                raise
+            return before  # inside of a pass a model is not itself
         if before is None or before == now:
             return now
         changed = (before.tensors, before.entries, before.adapters) != (now.tensors, now.entries, now.adapters)
