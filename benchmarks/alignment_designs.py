@@ -33,9 +33,6 @@ from normlens.alignment.links import Annotation, Links
 from normlens.alignment.pair_encoding import EncodedPair
 from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
-from normlens.attribution.questions import Question, Resolver
-from normlens.attribution.request import ExplainRequest
-from normlens.attribution.solving import solve
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
 
@@ -221,13 +218,13 @@ def _rolled(mapper: WordMapper, rows: Sequence[EncodedPair]) -> torch.Tensor:
 
 def explained(mapper: WordMapper, pair: EncodedPair) -> np.ndarray:
     """What each source word gave to the logit of each target word's subwords, where it speaks for it."""
-    request = ExplainRequest.of(["tokens"], "fixed", "mean", None, None)
     ids = pair.decoder_ids
-    asked = tuple(Question(place, ids[place + 1]) for place in range(len(ids) - 1))
-    resolver = Resolver(mapper.lens.model, mapper.lens.tokenizer)
     inputs = mapper.encoder.batch([pair], mapper.device)
-    (solved,) = solve(mapper.lens, resolver, inputs, [asked], request)
-    terms = torch.stack([*(one.tokens[0][0] for one in solved.steps), torch.zeros(len(pair.source_ids))])
+    rows = []
+    for place in range(len(ids) - 1):
+        (one,) = mapper.lens.explain_inputs(inputs, output=ids[place + 1], position=place, parts=["tokens"])
+        rows.append(torch.from_numpy(one.site("encoder")["tokens"].values.copy()))
+    terms = torch.stack([*rows, torch.zeros(len(pair.source_ids), dtype=torch.float64)])
     pooling = WordPooling([pair], mapper.device)
     return pooling.one_pair(pooling(terms.clamp(min=0).unsqueeze(0), "awo"), 0).double().numpy()[None]
 

@@ -212,9 +212,7 @@ def test_closed_streams(aer: list[str]) -> None:
     assert silent.returncode == 2 and silent.stdout == ""
     everything = shell('"$@" <&- >&- 2>&-', *aer)
     assert everything.returncode == 2
-    code = (
-        "import sys; from normlens.cli.failures import exit_code as e; sys.exit(e(lambda: sys.stdin.buffer.read(), str))"
-    )
+    code = "import sys; from normlens.cli.failures import exit_code as e; sys.exit(e(lambda: sys.stdin.buffer.read(), str))"
     read = subprocess.run(
         ["bash", "-c", '"$0" -c "$CODE" <&-', sys.executable],
         env={**ENVIRONMENT, "CODE": code},

@@ -48,6 +48,8 @@ class TracedModel:
         self.two_sided = is_encoder_decoder(model)
         self.weights = WeightCache()
         self.output_errors: dict[tuple[Any, ...], float] = {}  #: by kind of input
+        self.explain_errors: dict[tuple[Any, ...], tuple[float, float]] = {}  #: of replay and output, by kind of input
+        self.padding_matters: bool | None = None  #: whether padding changes the output of a row; None: not known
         self._reader = StateReader(model, self.body)
         self._state: ModelState | None = None
         self._anatomies: dict[frozenset[Any], Anatomy] = {}  # by the inputs that decide what runs
@@ -124,8 +126,7 @@ class TracedModel:
         if before.identities != now.identities or (changed and self._holds_numbers()):
             self.forget()
         elif changed:
-            self.weights.clear()
-            self._description = None
+            self._forget_numbers()
         return now
 
     def _holds_numbers(self) -> bool:
@@ -135,8 +136,14 @@ class TracedModel:
         """Drop everything that is known of the model."""
         self._anatomies.clear()
         self._layer_calls.clear()
-        self.weights.clear()
         self.output_errors.clear()
+        self._forget_numbers()
+
+    def _forget_numbers(self) -> None:
+        """Drop what depends on the numbers in the model's weights."""
+        self.weights.clear()
+        self.explain_errors.clear()
+        self.padding_matters = None
         self._description = None
 
     def anatomy_for(self, inputs: Mapping[str, Any]) -> Anatomy:

@@ -1,23 +1,49 @@
-"""Explain, from what is asked to results: what `Lens.explain` and `Lens.explain_inputs` call."""
+"""Explain, from the question to the result: what `Lens.explain` and `Lens.explain_inputs` call.
+
+question ─▶ frozen pass (`terms.Run`) ─▶ terms ─▶ proof ─▶ result. Rows of a batch are explained together, each step of a
+text by one backward pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.examine import family_of, is_encoder_decoder
 from normlens.anatomy.inputs import rows_of
-from normlens.anatomy.interface import run_arguments
+from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
+from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
-from normlens.attribution.questions import Output, Question, Resolver, first_tensor, one_for_each, real_positions
+from normlens.attribution.observer import TermSelection
+from normlens.attribution.operands import mapped
+from normlens.attribution.proof import (
+    Subject,
+    check_edges,
+    check_finite,
+    check_layers,
+    check_number,
+    check_replay,
+    check_sums,
+)
+from normlens.attribution.questions import (
+    Numbers,
+    Output,
+    Question,
+    Resolver,
+    first_tensor,
+    one_for_each,
+    output_length,
+    real_positions,
+)
 from normlens.attribution.request import ExplainOptions, ExplainRequest, InputOptions
-from normlens.attribution.results import explanation
-from normlens.attribution.solving import checks_for, solve
-from normlens.errors import InputError
+from normlens.attribution.results import ExplainedRow, explanation
+from normlens.attribution.terms import Run, Terms
+from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
@@ -77,11 +103,26 @@ def _checked(lens: Lens, options: Mapping[str, Any], allowed: Any) -> tuple[Expl
 def _explain_batch(
     lens: Lens, resolver: Resolver, request: ExplainRequest, inputs: Mapping[str, Any], jobs: Sequence[Job]
 ) -> list[Explanation]:
-    """The explanations of the rows of one batch."""
-    solved = solve(lens, resolver, inputs, [job.steps for job in jobs], request)
+    """The explanations of the rows of one batch; rows go one by one where a model mixes them."""
+    if Rounding.of(resolver.model).autocast is not None:
+        raise InputError(
+            "an explanation is of what the model computes in its own type: autocast is on; leave it, or load the model in "
+            "the type that you want"
+        )
+    batch = _Batch(lens, resolver, request)
+    questions = [job.steps for job in jobs]
+    with lens.traced.named_errors(inputs):
+        try:
+            rows = batch.explain(inputs, questions)
+        except (DecompositionError, _MixedRowsError):
+            if len(jobs) == 1:
+                raise
+            rows = []
+            for row in range(len(jobs)):
+                rows += batch.explain(_one_row(inputs, row, len(jobs)), [questions[row]])
     explanations = []
     for row, job in enumerate(jobs):
-        explanations.append(explanation(lens, resolver, request, inputs, row, job, solved[row]))
+        explanations.append(explanation(lens, resolver, request, inputs, row, job, rows[row]))
     return explanations
 
 
@@ -144,17 +185,125 @@ def _batches(lens: Lens, model: nn.Module, jobs: Sequence[Job], size: int) -> It
 
 def _padding_matters(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> bool:
     """Return True if this model puts out other numbers for a row that is padded (convolutions, FNet); found out once."""
-    known = checks_for(lens)
-    if known.padding_matters is None:
+    traced = lens.traced
+    if traced.padding_matters is None:
         rows = [jobs[0], jobs[-1]]
         with PassScope(model):
             alone, beside = (
                 first_tensor(model(**run_arguments(model, _padded(lens, model, mine))))[0] for mine in (rows[:1], rows)
             )
         allowed = 100 * torch.finfo(alone.dtype).eps * max(float(alone.abs().max()), 1.0)
-        known.padding_matters = not float((alone - beside[: len(alone)]).abs().max()) <= allowed
-    return known.padding_matters
+        traced.padding_matters = not float((alone - beside[: len(alone)]).abs().max()) <= allowed
+    return traced.padding_matters
 
 
 def _padded(lens: Lens, model: nn.Module, jobs: Sequence[Job]) -> dict[str, Tensor]:
     return pad_rows([job.text.inputs for job in jobs], lens.encoder.padding, next(model.parameters()).device)
+
+
+# ---- one batch -------------------------------------------------------------------------------------------------------
+
+
+class _MixedRowsError(AnatomyError):
+    """A constant of the model belongs to no single row."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Explains rows together."""
+
+    lens: Lens
+    resolver: Resolver
+    request: ExplainRequest
+
+    def explain(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[ExplainedRow]:
+        """Run forward once and backward for each step, and prove the terms; once per kind of input, the whole proof."""
+        request, model, traced = self.request, self.resolver.model, self.lens.traced
+        traced.refresh()
+        kind = (*traced.kind_of(inputs), request.attention, request.direction is None)
+        dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        subject = Subject(family_of(model), dtype, request.attention)
+        steps = self._numbers(inputs, questions)
+        own = None if kind in traced.explain_errors else self._own_numbers(inputs, steps[0])
+        with PassScope(model, grad=True):
+            arguments = mapped(run_arguments(model, clone_inputs(dict(inputs))), _outside_of_inference)
+            run = Run(
+                model,
+                arguments,
+                _selection(request),
+                integrated=request.attention == "integrated",
+                record=own is not None,
+            )
+            check_layers(run.observer.layers, lambda on_inputs: self._traced_layers(inputs, on_inputs), subject)
+            terms = self._terms(run, steps, subject)
+            if own is not None:
+                output_error = check_number(terms[0], *own, subject)
+                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, subject)
+                traced.explain_errors[kind] = replay_error, output_error
+        if request.baseline == "mean":
+            terms = [each.beyond_baseline() for each in terms]
+        rows = []
+        for row in range(len(questions)):
+            answers = [numbers.answers[row] for numbers in steps]
+            rows.append(ExplainedRow([each.row(row) for each in terms], answers, *traced.explain_errors[kind]))
+        return rows
+
+    def _numbers(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[Numbers]:
+        """The explained numbers of all rows, step by step."""
+        length = output_length(inputs)
+        steps = []
+        for step in range(len(questions[0])):
+            asked = [row[step] for row in questions]
+            steps.append(Numbers(asked, self.request.direction, self.resolver.probability, length))
+        return steps
+
+    def _terms(self, run: Run, steps: Sequence[Numbers], subject: Subject) -> list[Terms]:
+        """The terms of each step, which must add up."""
+        terms = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
+        if run.observer.mixed_rows:
+            raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
+        for each, numbers in zip(terms, steps, strict=True):
+            check_finite(each.value, subject.family)
+            check_sums(each, subject, numbers.sizes)
+            check_edges(each, subject, numbers.sizes)
+        return terms
+
+    def _traced_layers(self, inputs: Mapping[str, Any], on_inputs: bool) -> tuple[LayerCall, ...]:
+        try:
+            return self.lens.traced.layer_calls(inputs, on_inputs=on_inputs)
+        except Exception:
+            if on_inputs:
+                raise
+            return ()  # a model need not run on a few tokens
+
+    def _own_numbers(self, inputs: Mapping[str, Any], numbers: Numbers) -> tuple[Tensor, float]:
+        """The numbers of the user's own call, and the size of its largest logit."""
+        with torch.no_grad():
+            output = self.lens.traced.call(inputs)
+            own = numbers(output).cpu().double()
+            check_finite(own, family_of(self.resolver.model))
+            logits = first_tensor(output)
+            return own, float(torch.where(logits.isfinite(), logits, 0.0).abs().max())
+
+
+def _selection(request: ExplainRequest) -> TermSelection:
+    return TermSelection(
+        heads=request.keeps("heads", "edges"),
+        edges=request.keeps("edges"),
+        edges_top=request.edges_top,
+        blocks=request.keeps("blocks"),
+        direct=request.keeps("direct"),
+    )
+
+
+def _outside_of_inference(x: Tensor) -> Tensor:
+    """The same numbers where gradients may use them: tensors made under `torch.inference_mode` take part in none."""
+    return x.clone() if x.is_inference() else x
+
+
+def _one_row(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    single = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows:
+            single[name] = value[row : row + 1]
+    return single

@@ -9,7 +9,7 @@ other input vectors with everything held as it was: that is the forward half of 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,59 @@ def name_of(function: Any) -> str:
     return _SYNONYMS.get(name, name)
 
 
-class FrozenPass(TorchFunctionMode):
-    """The interception; `terms` hears of attention, blocks and constants as the pass and its backward meet them."""
+class PassListener(Protocol):
+    """The interface between a frozen pass and the object that collects its terms (`observer.Observer`)."""
 
-    def __init__(self, rows: int, listener: Any, *, integrated: bool = False) -> None:
+    @property
+    def layer(self) -> int:
+        """The layer that runs, from 1; 0 before the first."""
+
+    def mark(self, kind: str) -> None:
+        """Note the kind of block that runs."""
+
+    def looked_up(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
+        """Follow token ids through an operation on constants."""
+
+    def crossing(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Collect the terms of tensors that come from an earlier layer."""
+
+    def keep(self, tensor: Tensor) -> SavedTensor:
+        """Keep a tensor's numbers for the backward pass."""
+
+    def changing(self, tensor: Tensor) -> None:
+        """Save a tensor that is about to be changed in place."""
+
+    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> Place:
+        """Collect the term of a constant that was added."""
+
+    def shadow_constant(self, value: Tensor) -> Tensor:
+        """Add a constant to the stream without branches."""
+
+    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[Place, ...]) -> None:
+        """Collect the term of a block's output in the residual sum."""
+
+    def kind_of_attention(self, values: Tensor) -> str:
+        """The kind of attention that these values belong to."""
+
+    def attention(self, out: Tensor, values: Tensor, weights: AttentionWeights | None) -> None:
+        """Collect the terms of heads and edges."""
+
+
+class SavedTensor:
+    """The numbers of a tensor as they were, also where the model's code changes it in place afterwards."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+    def save(self) -> None:
+        """Copy, since the storage is about to change."""
+        self.tensor = self.tensor.clone()
+
+
+class FrozenPass(TorchFunctionMode):
+    """The interception; `listener` collects terms of attention, blocks and constants."""
+
+    def __init__(self, rows: int, listener: PassListener, *, integrated: bool = False) -> None:
         super().__init__()
         self.rows = rows
         self.listener = listener
@@ -116,7 +165,7 @@ class FrozenPass(TorchFunctionMode):
         for x in tensors(out):
             if x.requires_grad:
                 self._lineage(x).kind = "mixer"
-        self.listener.layers.mark("mixer")
+        self.listener.mark("mixer")
 
     def replay(self) -> None:
         """Hold from now on what was recorded."""
@@ -369,7 +418,7 @@ class FrozenPass(TorchFunctionMode):
         weights = before.weights
         if weights is not None and name in _PRODUCTS:  # values that no input vector reaches: another stack's, as given
             fresh.kind = "cross_attention"
-            self.listener.layers.mark(fresh.kind)
+            self.listener.mark(fresh.kind)
         elif weights is not None:
 
             def again(scores: Tensor) -> Any:

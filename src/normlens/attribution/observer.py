@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from normlens.anatomy.inputs import sequences_first
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
+from normlens.attribution.frozen import SavedTensor
 from normlens.attribution.layers import Layers, Place
 from normlens.attribution.lineage import Lineage, lineage_of, remember
 from normlens.attribution.lookups import Root, follow, look_up
@@ -123,17 +124,6 @@ class Replayed:
     factors: list[Tensor]  # row position, for each stack
 
 
-class SavedTensor:
-    """The numbers of a tensor as they were, also where the model's code changes it in place afterwards."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach()
-
-    def save(self) -> None:
-        """Copy, since the storage is about to change."""
-        self.tensor = self.tensor.clone()
-
-
 #: Axes of rows and positions: the usual order; several streams in front; positions first; channels in between.
 _ORDERS = ((0, 1), (1, 2), (1, 0), (0, 2))
 
@@ -175,6 +165,10 @@ class Observer:
     def layer(self) -> int:
         """The layer that runs, from 1; 0 before the first."""
         return self.layers.number
+
+    def mark(self, kind: str) -> None:
+        """Note the kind of block that runs."""
+        self.layers.mark(kind)
 
     def _begin(self, args: Any, kwargs: Any) -> Any:
         """The arguments of a layer with its entrance in place of its vectors; None where no vectors enter."""

@@ -12,9 +12,8 @@ import xarray as xr
 from torch import Tensor
 
 from normlens.attribution.jobs import Job
-from normlens.attribution.questions import Resolver, real_positions
+from normlens.attribution.questions import Answer, Resolver, real_positions
 from normlens.attribution.request import ExplainRequest
-from normlens.attribution.solving import Solved
 from normlens.attribution.terms import Terms, Where
 from normlens.errors import InputError
 from normlens.inputs.tokens import Tokens
@@ -26,6 +25,16 @@ BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "base
 Arrays = dict[str, xr.DataArray]
 
 
+@dataclass(frozen=True)
+class ExplainedRow:
+    """The proved terms of one row, step by step, its outputs, and the errors of the proof."""
+
+    steps: list[Terms]
+    answers: list[Answer]
+    replay: float
+    output: float
+
+
 def explanation(
     lens: Lens,
     resolver: Resolver,
@@ -33,7 +42,7 @@ def explanation(
     inputs: Mapping[str, Any],
     row: int,
     job: Job,
-    solved: Solved,
+    solved: ExplainedRow,
 ) -> Explanation:
     """The result of one row: its arrays, its value, its proof and its record."""
     labels = _labels(lens, resolver, inputs, row, job, solved)
@@ -66,7 +75,7 @@ def explanation(
     return Explanation(found.sites, found.value, Proof(gap, over_value, solved.replay, solved.output), record)
 
 
-def _baseline(request: ExplainRequest, labels: Labels, solved: Solved) -> Any:
+def _baseline(request: ExplainRequest, labels: Labels, solved: ExplainedRow) -> Any:
     """The baseline of the tokens: one name, or one for each site where they differ.
 
     Vectors that were handed in were looked up in no table, so they are measured from zero.
@@ -77,7 +86,9 @@ def _baseline(request: ExplainRequest, labels: Labels, solved: Solved) -> Any:
     return used[0] if len(set(used)) == 1 else dict(zip(labels.sites, used, strict=True))
 
 
-def _labels(lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: Solved) -> Labels:
+def _labels(
+    lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: ExplainedRow
+) -> Labels:
     names = [str(resolver.name(answer.output)) for answer in solved.answers]
     source = real_positions(inputs, row, decoder=False)
     if len(solved.steps[0].tokens) == 1 and job.text.target is not None:  # the encoder's states were handed in
@@ -95,7 +106,7 @@ def _labels(lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int,
     return Labels(("encoder", "decoder"), sides, real, job.stepwise, names)
 
 
-def _asked(resolver: Resolver, labels: Labels, job: Job, solved: Solved) -> dict[str, Any]:
+def _asked(resolver: Resolver, labels: Labels, job: Job, solved: ExplainedRow) -> dict[str, Any]:
     """The explained output: one output, or one for each step."""
     first, question = solved.answers[0], job.steps[0]
     place = None
