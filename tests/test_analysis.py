@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import normlens
 from normlens import Analysis, Lens
 from normlens.errors import InputError
-from normlens.io.seals import seal_folder
+from normlens.io.checksums import write_checksums
 from tests import tiny
 
 
@@ -142,7 +142,7 @@ def test_opening_what_is_no_analysis(tmp_path: Path) -> None:
     (path / "zarr.json").write_text(json.dumps(meta))
     with pytest.raises(InputError, match=r"must be as it was written: .*zarr.json was changed or damaged"):
         normlens.open(path)
-    seal_folder(path)
+    write_checksums(path)
     with pytest.raises(InputError, match=r"has format 2: .* has 99; update normlens"):
         normlens.open(path)
 

@@ -16,7 +16,7 @@ import xarray as xr
 
 import normlens
 from normlens.errors import InputError
-from normlens.io.seals import SEAL, read_sealed_json, seal_folder, write_sealed_json
+from normlens.io.checksums import SEAL, read_checked_json, write_checked_json, write_checksums
 from normlens.results.analysis import Analysis
 
 
@@ -77,7 +77,7 @@ def test_damaged_runs_are_sentences_in_little_time_and_memory(run: Path, how: st
     start = time.process_time()
     with pytest.raises(InputError, match=r"was changed or damaged|is missing|does not belong to it"):
         normlens.open(run)
-    seal_folder(run)  # and where somebody made the list of files fit the damage
+    write_checksums(run)  # and where somebody made the list of files fit the damage
     with pytest.raises(InputError, match=sealed):
         normlens.open(run)
     assert time.process_time() - start < 5 and tracemalloc.get_traced_memory()[1] < 50 << 20
@@ -93,10 +93,10 @@ def test_the_list_of_files_is_checked_itself(run: Path, change: str) -> None:
         files["zarr.json"] = "0" * 64
         path.write_text(json.dumps(content))
     elif change == "a name":
-        listed = read_sealed_json(path, "a list")
-        write_sealed_json(path, {"files": {**listed["files"], "more": "0" * 64}})
+        listed = read_checked_json(path, "a list")
+        write_checked_json(path, {"files": {**listed["files"], "more": "0" * 64}})
     elif change == "not a list":
-        write_sealed_json(path, {"files": 3})
+        write_checked_json(path, {"files": 3})
     elif change == "no list":
         path.unlink()
     else:

@@ -37,7 +37,7 @@ def test_a_run_that_cannot_write_its_record_leaves_nothing(tmp_path: Path, monke
     def full(path: Path, content: object) -> None:
         raise InputError("no space left")
 
-    monkeypatch.setattr(parallel_files, "write_sealed_json", full)
+    monkeypatch.setattr(parallel_files, "write_checked_json", full)
     with pytest.raises(InputError, match="no space left"), UnfinishedRun(tmp_path / "links", {}).growing():
         pass
     assert not list(tmp_path.iterdir())

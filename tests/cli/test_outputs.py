@@ -14,14 +14,14 @@ import transformers
 from normlens.cli.main import main
 from normlens.errors import InputError
 from normlens.io.writing import (
+    atomic_files,
+    atomic_folder,
     check_outputs,
-    disarmed,
-    own_file,
-    own_folder,
+    escape_formula,
+    lock_file,
+    lock_folder,
     refuse_existing,
     refuse_input,
-    whole_files,
-    whole_folder,
     write_table,
 )
 from normlens.lens import Lens
@@ -232,7 +232,7 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_made(
 )  # fmt: skip
 def test_a_folder_holds_one_run_at_a_time(command: tuple[str, ...], shell: Any, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("the river runs")
-    with own_folder(tmp_path / "out", "run"):
+    with lock_folder(tmp_path / "out", "run"):
         code, _, err = shell(*command, "--out", tmp_path / "out", "--overwrite")
         assert code == 2 and "another process is at work in" in err
         assert list((tmp_path / "out").iterdir()) == []
@@ -358,21 +358,21 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
     (tmp_path / "file").write_text("mine")
     context = multiprocessing.get_context("fork")
-    for own in (own_file(tmp_path / "file", "run"), own_folder(tmp_path, "run")):
+    for own in (lock_file(tmp_path / "file", "run"), lock_folder(tmp_path, "run")):
         with own:
             other = context.Process(target=_refused, args=(tmp_path,))
             other.start()
             other.join()
             assert other.exitcode == 0
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(RuntimeError), own_folder(tmp_path / "new", "run"):
+    with pytest.raises(RuntimeError), lock_folder(tmp_path / "new", "run"):
         raise RuntimeError
     assert not (tmp_path / "new").exists()
 
 
 def _refused(folder: Path) -> None:
     said = []
-    for own in (own_file(folder / "file", "run"), own_folder(folder, "run")):
+    for own in (lock_file(folder / "file", "run"), lock_folder(folder, "run")):
         try:
             with own:
                 pass
@@ -383,19 +383,19 @@ def _refused(folder: Path) -> None:
 
 def test_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with pytest.raises(RuntimeError), whole_files(target, overwrite=False, remedy="ask") as draft:
+    with pytest.raises(RuntimeError), atomic_files(target, overwrite=False, remedy="ask") as draft:
         (draft / "a").write_text("a")
         raise RuntimeError
     assert list(target.iterdir()) == []
-    with whole_files(target, overwrite=False, remedy="ask") as draft:
+    with atomic_files(target, overwrite=False, remedy="ask") as draft:
         (draft / "a").write_text("a")
         (draft / "folder").mkdir()
         (draft / "folder" / "old").write_text("old")
-    with pytest.raises(InputError, match="a does"), whole_files(target, overwrite=False, remedy="ask") as draft:
+    with pytest.raises(InputError, match="a does"), atomic_files(target, overwrite=False, remedy="ask") as draft:
         (draft / "a").write_text("new")
         (draft / "b").write_text("b")
     assert sorted(path.name for path in target.iterdir()) == ["a", "folder"] and (target / "a").read_text() == "a"
-    with whole_files(target, overwrite=True, remedy="ask") as draft:
+    with atomic_files(target, overwrite=True, remedy="ask") as draft:
         (draft / "a").write_text("new")
         (draft / "folder").mkdir()
     assert (target / "a").read_text() == "new" and list((target / "folder").iterdir()) == []
@@ -403,13 +403,13 @@ def test_files_arrive_together_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_replaced_by_a_whole_one_or_stays(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "run") as draft:
+    with atomic_folder(tmp_path / "run") as draft:
         (draft / "first").write_text("1")
-    with pytest.raises(RuntimeError), whole_folder(tmp_path / "run") as draft:
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "run") as draft:
         (draft / "second").write_text("2")
         raise RuntimeError
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["first"]
-    with whole_folder(tmp_path / "run") as draft:
+    with atomic_folder(tmp_path / "run") as draft:
         (draft / "second").write_text("2")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["second"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -417,13 +417,13 @@ def test_a_folder_is_replaced_by_a_whole_one_or_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "'=1", "''@x"])
 def test_no_cell_begins_a_formula_and_each_can_be_read_back(cell: str) -> None:
-    safe = disarmed(cell)
+    safe = escape_formula(cell)
     assert safe == f"'{cell}" and safe[1:] == cell
 
 
 @pytest.mark.parametrize("cell", ["the", "1-1", "'s", "##ing", "", -1, 2.5, None])
 def test_other_cells_stay_as_they_are(cell: Any) -> None:
-    assert disarmed(cell) is cell
+    assert escape_formula(cell) is cell
 
 
 def test_a_table_keeps_its_numbers(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from normlens.corpus.reading.token_attributes import read_ranks
 from normlens.errors import InputError
 from normlens.faithfulness.samples import read_lines as read_texts
 from normlens.faithfulness.samples import read_rows
-from normlens.io import bounded_reading as reading
-from normlens.io.bounded_reading import read_lines, read_text
-from normlens.io.seals import read_json
+from normlens.io import reading
+from normlens.io.checksums import read_json
+from normlens.io.reading import read_lines, read_text
 
 
 def test_a_text_is_read_with_its_line_ends_up_to_its_bound(tmp_path: Path) -> None:
@@ -45,6 +45,6 @@ def test_a_text_is_read_with_its_line_ends_up_to_its_bound(tmp_path: Path) -> No
 def test_a_device_without_end_ends_in_a_sentence(read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading.read_text, "__defaults__", (1 << 16,))  # as any bound, and quicker
     monkeypatch.setattr(reading.read_lines, "__defaults__", (1 << 16,))
-    monkeypatch.setattr("normlens.io.seals._LARGEST_RECORD", 1 << 16)
+    monkeypatch.setattr("normlens.io.checksums._LARGEST_RECORD", 1 << 16)
     with pytest.raises(InputError, match="/dev/zero"):
         read(Path("/dev/zero"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.alignment", "normlens.io.seals"]):
+with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.alignment", "normlens.io.checksums"]):
     from normlens.alignment.formats import read_alignments
     from normlens.corpus.counting.plan import Plan
     from normlens.corpus.reading.plain_pickle import load_plain_pickle
@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.al
     from normlens.corpus.reading.token_attributes import read_ranks
     from normlens.corpus.running.shards import Shard, ShardFolder
     from normlens.errors import InputError
-    from normlens.io.seals import read_sealed_json
+    from normlens.io.checksums import read_checked_json
 
 FOLDER = Path(tempfile.mkdtemp())
 
@@ -64,7 +64,7 @@ READERS: list[Callable[[bytes], object]] = [
     records(".txt.xz"),
     in_file("links", read_alignments),
     in_file("ranks", lambda path: read_ranks(path, 20)),
-    in_file("record.json", lambda path: read_sealed_json(path, "a record")),
+    in_file("record.json", lambda path: read_checked_json(path, "a record")),
     in_file(Shard(0, 1).name, shard),
 ]
 

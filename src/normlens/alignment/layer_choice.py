@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from normlens.errors import InputError
-from normlens.io.bounded_reading import read_text
+from normlens.io.reading import read_text
 from normlens.io.writing import write_json
 from normlens.options import Setting
 

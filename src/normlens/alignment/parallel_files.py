@@ -13,9 +13,9 @@ from typing import Any
 
 from normlens.errors import InputError
 from normlens.inputs.segmentation import split_words
-from normlens.io import bounded_reading as reading
-from normlens.io.seals import read_sealed_json, write_sealed_json
-from normlens.io.writing import growing_file, move_file, own_file
+from normlens.io import reading
+from normlens.io.checksums import read_checked_json, write_checked_json
+from normlens.io.writing import durable_appender, lock_file, move_file
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
@@ -102,8 +102,8 @@ class UnfinishedRun:
     @contextmanager
     def growing(self) -> Iterator[UnfinishedRun]:
         """Lines may be added while the block runs; when it ends well, the output is whole."""
-        with own_file(self.part, "run"):
-            with growing_file(self.part, self._bytes) as self._file:
+        with lock_file(self.part, "run"):
+            with durable_appender(self.part, self._bytes) as self._file:
                 try:
                     self.save()
                 except BaseException:
@@ -130,7 +130,7 @@ class UnfinishedRun:
 
     def _write_record(self, *, finished: bool) -> None:
         durable = {"lines": self.lines, "bytes": self._bytes, "sha256": self._hash.hexdigest()}
-        write_sealed_json(_record_path(self.out), {**self.record, "durable": durable, "finished": finished})
+        write_checked_json(_record_path(self.out), {**self.record, "durable": durable, "finished": finished})
 
     def _check(self, digest: str) -> None:
         """Check that durable lines are as they were written."""
@@ -157,7 +157,7 @@ def files_of_run(out: Path) -> list[Path]:
 
 def _read_record(out: Path) -> dict[str, Any]:
     try:
-        return read_sealed_json(_record_path(out), "the record of a run")
+        return read_checked_json(_record_path(out), "the record of a run")
     except InputError as error:
         raise InputError(
             f"Only a run that left its record can be resumed: {error}. Start again with --overwrite."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normlens.errors import InputError
-from normlens.io.writing import check_outputs, growing_file, is_there, real
+from normlens.io.writing import check_outputs, durable_appender, is_there, real
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
@@ -93,7 +93,7 @@ def new_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> Unf
 
 def _input_record(path: Path) -> dict[str, str | None]:
     """The identity of an input: its content, where it can be read twice."""
-    from normlens.io.seals import file_digest
+    from normlens.io.checksums import file_digest
 
     return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
 
@@ -122,7 +122,7 @@ def opened(run: UnfinishedRun | None, out: Path | None) -> Iterator[Callable[[st
         with run.growing():
             yield _timed(run)
     elif out is not None:
-        with growing_file(out, 0) as file:
+        with durable_appender(out, 0) as file:
             yield lambda line: file.write((line + "\n").encode("utf-8", errors="replace"))
     else:
         yield print

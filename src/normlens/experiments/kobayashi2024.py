@@ -25,7 +25,7 @@ from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_l
 from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
 from normlens.inputs.encoding import TextEncoder
 from normlens.inputs.tokens import is_special, readable
-from normlens.io.seals import content_digest
+from normlens.io.checksums import content_digest
 from normlens.lens import Lens
 from normlens.measures.table import MEASURES
 from normlens.plots.series import Curve, Curves, plot_series

@@ -24,7 +24,7 @@ from normlens.alignment.parallel_files import read_parallel
 from normlens.alignment.scoring import corpus_counts
 from normlens.alignment.word_maps import WordMapper, WordPooling
 from normlens.errors import InputError
-from normlens.io.seals import file_digest
+from normlens.io.checksums import file_digest
 from normlens.io.writing import is_there
 from normlens.lens import Lens
 from normlens.measures.run import SiteResult

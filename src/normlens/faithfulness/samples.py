@@ -16,7 +16,7 @@ import numpy as np
 from normlens.attribution.questions import Resolver, head_of
 from normlens.errors import InputError
 from normlens.faithfulness.items import Item, check_model, choices, item_of, own_choice, values
-from normlens.io.bounded_reading import read_text
+from normlens.io.reading import read_text
 
 if TYPE_CHECKING:
     from normlens.lens import Lens

@@ -99,7 +99,7 @@ def check_place(output: Path) -> None:
 
 
 @contextmanager
-def only_user(folder: AnyPath, what: str) -> Iterator[None]:
+def locked(folder: AnyPath, what: str) -> Iterator[None]:
     """Nobody else works in the folder, or at the file, while the block runs; a process that dies lets go of it."""
     if isinstance(folder, RemotePath):  # object stores have no locks that end with their owner
         yield
@@ -126,22 +126,22 @@ def only_user(folder: AnyPath, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def own_file(path: Path, what: str) -> Iterator[None]:
+def lock_file(path: Path, what: str) -> Iterator[None]:
     """A file, made empty where it is not there yet, that nobody else works at while the block runs."""
     with _writable(path):
         path.touch()
-    with only_user(path, what):
+    with locked(path, what):
         yield
 
 
 @contextmanager
-def own_folder(folder: AnyPath, what: str) -> Iterator[None]:
+def lock_folder(folder: AnyPath, what: str) -> Iterator[None]:
     """A folder that takes files, for this run alone; what was made of it here, and holds nothing in the end, goes again."""
     above = [] if isinstance(folder, RemotePath) else [folder, *folder.parents]
     made = [path for path in above if not path.exists()]
     writable_folder(folder)
     try:
-        with only_user(folder, what):
+        with locked(folder, what):
             yield
     finally:
         with suppress(OSError):  # it holds something
@@ -166,7 +166,7 @@ def writable_folder(path: AnyPath) -> AnyPath:
 
 
 @contextmanager
-def whole_file(path: str | AnyPath) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | AnyPath) -> Iterator[IO[bytes]]:
     """A stream to a draft beside `path`, which takes its place when the block ends well and disappears when not.
 
     The draft is flushed to the disk first, so that a crash leaves the old file or the new one. A remote file is written
@@ -193,7 +193,7 @@ def whole_file(path: str | AnyPath) -> Iterator[IO[bytes]]:
             _remove(draft)
 
 
-class GrowingFile:
+class DurableAppender:
     """A file that grows line by line over hours: what was made durable stays, whatever happens next."""
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
@@ -213,7 +213,7 @@ class GrowingFile:
 
 
 @contextmanager
-def growing_file(path: Path, keep: int) -> Iterator[GrowingFile]:
+def durable_appender(path: Path, keep: int) -> Iterator[DurableAppender]:
     """A file to add to, after its first `keep` bytes; whatever stands after them is cut off."""
     with _writable(path):
         stream = path.open("r+b" if keep else "wb")
@@ -222,7 +222,7 @@ def growing_file(path: Path, keep: int) -> Iterator[GrowingFile]:
             if keep:
                 stream.truncate(keep)
                 stream.seek(keep)
-        file = GrowingFile(path, stream)
+        file = DurableAppender(path, stream)
         yield file
         file.make_durable()
     finally:
@@ -239,7 +239,7 @@ def move_file(path: Path, target: Path) -> None:
 
 def write_bytes(path: str | AnyPath, content: bytes) -> None:
     """Write a file whole."""
-    with whole_file(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(content)
 
 
@@ -264,28 +264,28 @@ def write_table(path: str | Path, frame: pd.DataFrame) -> Path:
 
     Only text is changed, so that `=2+3` becomes `'=2+3` and the number -2.5 stays what it is.
     """
-    safe = frame.rename(columns=disarmed)
+    safe = frame.rename(columns=escape_formula)
     for place, kind in enumerate(safe.dtypes):
         if kind.kind not in "biufc":
-            safe.isetitem(place, safe.iloc[:, place].map(disarmed).to_numpy())
-    with whole_file(path) as stream:
+            safe.isetitem(place, safe.iloc[:, place].map(escape_formula).to_numpy())
+    with atomic_write(path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="")
         safe.to_csv(text, index=False, lineterminator="\n")
         text.detach()
     return Path(path)
 
 
-def disarmed(cell: Any) -> Any:
+def escape_formula(cell: Any) -> Any:
     """The cell as no spreadsheet will run it.
 
-    >>> disarmed("=1+1"), disarmed("the"), disarmed("'=1+1"), disarmed(-1)
+    >>> escape_formula("=1+1"), escape_formula("the"), escape_formula("'=1+1"), escape_formula(-1)
     ("'=1+1", 'the', "''=1+1", -1)
     """
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 @contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path) -> Iterator[Path]:
     """A draft folder beside `path`, which takes its place (and that of an older one) when the block ends well."""
     target = Path(path)
     draft = _draft_of(target)
@@ -301,7 +301,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_files(folder: str | Path, *, overwrite: bool, remedy: str) -> Iterator[Path]:
+def atomic_files(folder: str | Path, *, overwrite: bool, remedy: str) -> Iterator[Path]:
     """A draft folder inside `folder`; its files and folders move up when the block ends well.
 
     Unless `overwrite` holds, none of them moves where one of its name exists already.

@@ -16,8 +16,8 @@ from typing import Any
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.io.checksums import SEAL, read_json, verify_checksums, write_checksums
 from normlens.io.remote import first_line
-from normlens.io.seals import SEAL, check_folder, read_json, seal_folder
 from normlens.io.writing import refuse_existing
 
 _METADATA = "zarr.json"
@@ -37,14 +37,14 @@ def write_tree(tree: xr.DataTree, folder: Path) -> None:
     tree.attrs[_ORDER] = json.dumps({node.path: [*map(str, node.data_vars)] for node in tree.subtree})
     with zarr.config.set({"array.write_empty_chunks": True}):
         tree.to_zarr(folder, mode="w", consolidated=False, zarr_format=3)
-    seal_folder(folder)
+    write_checksums(folder)
 
 
 def read_tree(folder: Path, what: str) -> xr.DataTree:
     """Read a tree into memory; `what` names it in an error: `a saved analysis`."""
     if not (folder / _METADATA).is_file():
         raise InputError(f"{what} is a Zarr folder: {folder} is none; check the path")
-    check_folder(folder, what)
+    verify_checksums(folder, what)
     for path in sorted(folder.rglob(_METADATA)):
         _check_node(path, what)
     try:

@@ -19,7 +19,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from normlens.errors import InputError
-from normlens.io.writing import whole_file
+from normlens.io.writing import atomic_write
 from normlens.plots.style import FINE, NOTE, QUIET, SETTINGS, Scale
 from normlens.plots.text import families, printable
 
@@ -111,7 +111,7 @@ def save_figure(figure: Figure, path_without_suffix: str | os.PathLike[str]) -> 
     contents = {path: _drawn(figure, kind) for kind, path in paths.items()}
     with ExitStack() as stack:
         for path, content in contents.items():
-            stack.enter_context(whole_file(path)).write(content)
+            stack.enter_context(atomic_write(path)).write(content)
     return list(contents)
 
 

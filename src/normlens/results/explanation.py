@@ -16,7 +16,7 @@ import xarray as xr
 
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable
-from normlens.io.writing import whole_folder
+from normlens.io.writing import atomic_folder
 from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.provenance import references
 
@@ -332,7 +332,7 @@ def save_explanation(explanation: Explanation, path: str | Path, *, overwrite: b
         "provenance": dict(explanation.provenance),
         "labels": labels,
     }
-    with whole_folder(target) as draft:
+    with atomic_folder(target) as draft:
         plain = {
             f"/{kind}/{name}": array.drop_vars(list(labels[kind][name])).to_dataset(name="value")
             for kind, arrays in explanation.sites.items()

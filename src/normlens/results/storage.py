@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 
 from normlens.errors import InputError
-from normlens.io.seals import SEAL
-from normlens.io.writing import whole_folder
+from normlens.io.checksums import SEAL
+from normlens.io.writing import atomic_folder
 from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.results.analysis import Analysis
 from normlens.results.explanation import Explanation, is_explanation, open_explanation
@@ -37,7 +37,7 @@ def save_analysis(analysis: Analysis, path: str | Path, *, overwrite: bool) -> P
     target = Path(path)
     ours = (target / SEAL).exists() or "normlens" in attributes_of(target)
     check_replaced(target, "a saved analysis", overwrite=overwrite, ours=ours)
-    with whole_folder(target) as draft:
+    with atomic_folder(target) as draft:
         _write(analysis, draft)
     return target
 

@@ -14,7 +14,7 @@ from normlens.corpus.running import run as running
 from normlens.errors import InputError
 from normlens.io import remote
 from normlens.io.remote import path_of
-from normlens.io.writing import whole_file
+from normlens.io.writing import atomic_write
 
 from ..conftest import RANKS, paragraphs, same
 
@@ -95,10 +95,10 @@ def test_mistakes_are_one_sentence(lens, bucket: str, text_file: Path, tmp_path:
 
 def test_a_remote_file_is_there_whole_or_not_at_all(bucket: str) -> None:
     target = path_of(f"{bucket}/whole.bin")
-    with pytest.raises(StoppedError), whole_file(target) as stream:
+    with pytest.raises(StoppedError), atomic_write(target) as stream:
         stream.write(b"half")
         raise StoppedError
     assert not target.exists()
-    with whole_file(target) as stream:
+    with atomic_write(target) as stream:
         stream.write(b"all")
     assert target.read_bytes() == b"all" and target.size() == 3

@@ -16,7 +16,7 @@ from normlens.corpus.running import run as running
 from normlens.corpus.running import shards
 from normlens.corpus.running.result import CorpusResult
 from normlens.errors import InputError
-from normlens.io.writing import whole_file
+from normlens.io.writing import atomic_write
 from normlens.lens import Lens
 
 from ..conftest import RANKS, paragraphs, same, tiny_roberta, tiny_tokenizer
@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_the_last_good_shard(lens, tmp_path: Path, monkeypatc
 
     def full(path: Path, content: bytes) -> None:
         if len(saved) == 2:
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(content[: len(content) // 2])
                 raise OSError(28, "No space left on device")
         saved.append(content)

@@ -13,7 +13,7 @@ import pytest
 from normlens.corpus.running import run as running
 from normlens.corpus.running.run_folder import RunFolder
 from normlens.errors import InputError
-from normlens.io.writing import only_user
+from normlens.io.writing import locked
 
 from ..conftest import TABLES, paragraphs, same
 
@@ -181,6 +181,6 @@ def test_damaged_results_are_not_opened(lens, text_file: Path, tmp_path: Path) -
 
 def test_a_folder_holds_one_run_at_a_time(lens, text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with only_user(tmp_path / "out", "run"), pytest.raises(InputError, match="another process is at work in"):
+    with locked(tmp_path / "out", "run"), pytest.raises(InputError, match="another process is at work in"):
         lens.corpus(text_file, tmp_path / "out")
     assert not RunFolder(tmp_path / "out").unfinished.exists()

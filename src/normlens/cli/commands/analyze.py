@@ -10,7 +10,7 @@ import typer
 from normlens.cli import options
 from normlens.cli.options import check_saved, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
-from normlens.io.writing import check_outputs, refuse_input, whole_files, write_table
+from normlens.io.writing import atomic_files, check_outputs, refuse_input, write_table
 from normlens.options import WordMode
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) ->
     """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr), all of them or none."""
     from normlens.plots.analysis import save_all
 
-    with whole_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
+    with atomic_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
         drawn = save_all(analysis, draft)
         written = [*drawn, write_table(draft / _TABLE, analysis.to_frame()), analysis.save(draft / RESULT)]
         names = [path.relative_to(draft) for path in written]

@@ -13,7 +13,7 @@ from normlens.cli.commands.reproduce import is_results
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
-from normlens.io.writing import check_outputs, is_there, own_folder
+from normlens.io.writing import check_outputs, is_there, lock_folder
 from normlens.options import Removal
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _folder(folder: Path, inputs: list[Path], overwrite: bool) -> Iterator[None]
         remedy="pass --overwrite to replace it",
     )
     check_outputs([], inputs, replace=True, remedy="", folders=[folder / SCORES])  # kept from before: that is its use
-    with own_folder(folder, "study"):
+    with lock_folder(folder, "study"):
         yield
 
 

@@ -14,8 +14,8 @@ from normlens.cli import options
 from normlens.cli.options import model_files, named_value, open_lens
 from normlens.cli.terminal import console, note, print_json, progress_bar, progress_bars
 from normlens.errors import InputError
-from normlens.io.bounded_reading import read_text
-from normlens.io.writing import check_outputs, own_folder
+from normlens.io.reading import read_text
+from normlens.io.writing import check_outputs, lock_folder
 from normlens.options import Definition
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def report_folder(folder: Path, experiment: str, inputs: Iterable[Path], overwri
         remedy="pass --overwrite to replace it",
         folders=[folder / FIGURES, folder / TABLES],
     )
-    with own_folder(folder, "experiment"):
+    with lock_folder(folder, "experiment"):
         yield
 
 

@@ -20,7 +20,7 @@ from normlens.corpus.reading.corpus import skip_rule
 from normlens.corpus.reading.records import Columns, Record, is_strings, record_of, text_column_of
 from normlens.errors import InputError
 from normlens.io.remote import AnyPath, RemotePath, path_of
-from normlens.io.writing import move_file, whole_file
+from normlens.io.writing import atomic_write, move_file
 
 STANDARD_INPUT = "-"
 _COPY = re.compile(r"source-[0-9a-f]{16}(\.\w+)*")
@@ -161,7 +161,7 @@ def keep_rows(rows: Rows, folder: AnyPath, wanted: WantedRows) -> Path:
 
 def _keep(blocks: Iterable[bytes], folder: Path, suffix: str) -> Path:
     digest, draft = hashlib.sha256(), folder / f"source-0000000000000000{suffix}"
-    with whole_file(draft) as target:
+    with atomic_write(draft) as target:
         for block in blocks:
             digest.update(block)
             target.write(block)

@@ -29,8 +29,8 @@ from normlens.corpus.reading.records import (
     parquet_errors,
 )
 from normlens.errors import InputError
+from normlens.io.checksums import content_digest, file_digest
 from normlens.io.remote import AnyPath, RemotePath, size_of
-from normlens.io.seals import content_digest, file_digest
 
 PIECE_BYTES = 1 << 23
 _PIECE_ROWS = 1 << 15  # of a dataset

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, UInt8
 
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable
-from normlens.io.bounded_reading import read_text
+from normlens.io.reading import read_text
 
 #: In this order: a token belongs to the first that fits. `special` is any other special token ([PAD], <eos>, …).
 SPECIAL = ("cls", "sep", "mask", "special")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normlens.errors import InputError
+from normlens.io.checksums import file_digest, read_checked_json
 from normlens.io.remote import AnyPath, RemotePath, arrow, first_line, path_of
-from normlens.io.seals import file_digest, read_sealed_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -210,7 +210,7 @@ def open_corpus(path: str | AnyPath) -> CorpusResult:
     folder = path_of(path)
     if not is_corpus(folder):
         raise InputError(f"a corpus result is a folder with a {MANIFEST}: {folder} has none; has the run ended?")
-    manifest = read_sealed_json(folder / MANIFEST, "the manifest of a corpus run")
+    manifest = read_checked_json(folder / MANIFEST, "the manifest of a corpus run")
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"a corpus result has format {FORMAT}: {folder} has {manifest.get('format')!r}; run it again with this version"

@@ -29,9 +29,9 @@ from normlens.corpus.running.shard_worker import Assignment, flagged, part_name,
 from normlens.corpus.running.shards import FAN_IN, ShardFolder, gaps
 from normlens.corpus.running.tables import refuse_nothing
 from normlens.errors import InputError
+from normlens.io.checksums import file_digest, write_checked_json
 from normlens.io.remote import AnyPath, arrow, size_of
-from normlens.io.seals import file_digest, write_sealed_json
-from normlens.io.writing import own_folder
+from normlens.io.writing import lock_folder
 from normlens.provenance import versions
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def claimed_folder(out: AnyPath, inputs: Iterable[AnyPath], *, overwrite: bool) 
     arrow("a corpus, whose tables are Parquet files,")
     folder = RunFolder(out)
     folder.check(inputs, overwrite=overwrite)
-    with own_folder(out, "run"):
+    with lock_folder(out, "run"):
         try:
             yield folder
         finally:
@@ -202,7 +202,7 @@ def run_corpus(
     log = reader.survey.log()
     empty = [{"place": place, "reason": EMPTY} for place in totals.empty_places]
     device = next(lens.model.parameters()).device if not options.gpus else None
-    write_sealed_json(folder.out / MANIFEST, {
+    write_checked_json(folder.out / MANIFEST, {
         "format": FORMAT,
         "fingerprint": fingerprint,
         **identity,

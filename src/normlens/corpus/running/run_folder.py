@@ -22,8 +22,8 @@ from normlens.corpus.reading.sources import is_kept_source
 from normlens.corpus.running.result import FORMAT, MANIFEST, TABLES, TOKEN_ROWS, open_corpus
 from normlens.corpus.running.shards import Shard
 from normlens.errors import InputError
+from normlens.io.checksums import read_checked_json, read_json, write_checked_json
 from normlens.io.remote import AnyPath, RemotePath
-from normlens.io.seals import read_json, read_sealed_json, write_sealed_json
 from normlens.io.writing import check_place, is_draft, is_there, real, remove_drafts, writable_folder
 
 _RECORD = "run.json"
@@ -125,7 +125,7 @@ class RunFolder:
         record = self.unfinished / _RECORD
         if record.exists():
             try:
-                found = read_sealed_json(record, "the record of an unfinished run")
+                found = read_checked_json(record, "the record of an unfinished run")
             except InputError as error:
                 raise InputError(f"{error}; {_START_AGAIN}") from error
             if found.get("format") != FORMAT or found.get("fingerprint") != fingerprint:
@@ -144,7 +144,7 @@ class RunFolder:
     def note_time(self, fingerprint: str, identity: Mapping[str, Any], seconds: float) -> None:
         """Write the record of an unfinished run."""
         content = {"format": FORMAT, "fingerprint": fingerprint, "seconds": seconds, **identity}
-        write_sealed_json(self.unfinished / _RECORD, content)
+        write_checked_json(self.unfinished / _RECORD, content)
 
     # ---- what is removed -----------------------------------------------------------------------------------------
 

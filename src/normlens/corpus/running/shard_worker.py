@@ -18,7 +18,7 @@ from normlens.corpus.running.shards import Shard, ShardFolder, gaps
 from normlens.corpus.running.tables import tables_of, with_names
 from normlens.errors import NormlensError
 from normlens.io.remote import AnyPath
-from normlens.io.writing import whole_file
+from normlens.io.writing import atomic_write
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -210,5 +210,5 @@ def part_name(chunk: int) -> str:
 
 def write_parquet(path: AnyPath, table: pd.DataFrame) -> None:
     """A Parquet file that depends on its content alone."""
-    with whole_file(path) as stream:
+    with atomic_write(path) as stream:
         table.to_parquet(stream, index=False, engine="pyarrow")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlens.errors import InputError
-from normlens.io.bounded_reading import read_text
+from normlens.io.reading import read_text
 from normlens.io.remote import AnyPath, RemotePath, size_of
 from normlens.io.writing import write_json
 
@@ -39,14 +39,14 @@ def read_json(path: AnyPath, what: str) -> dict[str, Any]:
     return content
 
 
-def write_sealed_json(path: AnyPath, content: Mapping[str, Any]) -> None:
+def write_checked_json(path: AnyPath, content: Mapping[str, Any]) -> None:
     """Write a JSON object together with its digest."""
     text = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", errors="replace")
     plain = json.loads(text)  # what a reader will see: without tuples, and without half surrogate pairs of file names
     write_json(path, {**plain, _DIGEST: _digest(plain)})
 
 
-def read_sealed_json(path: AnyPath, what: str) -> dict[str, Any]:
+def read_checked_json(path: AnyPath, what: str) -> dict[str, Any]:
     """Read a record with a checksum; a record that was changed is an error."""
     content = read_json(path, what)
     found = content.pop(_DIGEST, None)
@@ -82,17 +82,17 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def seal_folder(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """List the digests of all files of a folder in a file of it."""
     files = {name: file_digest(file) for name, file in _files(folder, skip=(SEAL,))}
-    write_sealed_json(folder / SEAL, {"files": files})
+    write_checked_json(folder / SEAL, {"files": files})
 
 
-def check_folder(folder: Path, what: str) -> None:
+def verify_checksums(folder: Path, what: str) -> None:
     """Every file that was sealed must be there, unchanged, and no other; `what` names the folder in the error."""
     if not (folder / SEAL).is_file():
         raise InputError(f"{what} lists its files in {SEAL}: {folder} has no such list, so that it cannot be checked")
-    listed = read_sealed_json(folder / SEAL, f"the list of files of {what}").get("files")
+    listed = read_checked_json(folder / SEAL, f"the list of files of {what}").get("files")
     if not isinstance(listed, dict):
         raise InputError(f"{what} lists its files in {SEAL}: the one in {folder} lists none")
     found = dict(_files(folder, skip=(SEAL,)))
