@@ -203,9 +203,10 @@ def test_shell_refuses(tiny_lens: Lens, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("normlens.cli.commands.reproduce.open_lens", lambda model: tiny_lens)
     for arguments, words in (
         (["kobayashi2019"], "an experiment is one of"),
-        (["kobayashi2021", "--definition", "mine"], "paper or code"),
         (["kobayashi2021", "--data", str(tmp_path / "none.txt")], "files that exist"),
         (["kobayashi2020-nmt"], "needs a model and gold alignments"),
     ):
         found = CliRunner().invoke(build(), ["reproduce", *arguments, "--out", str(tmp_path / "out")])
         assert isinstance(found.exception, InputError) and words in str(found.exception)
+    wrong = CliRunner().invoke(build(), ["reproduce", "kobayashi2021", "--definition", "mine"])
+    assert wrong.exit_code == 2 and "'mine' is not one of 'paper', 'code'" in " ".join(wrong.output.split())

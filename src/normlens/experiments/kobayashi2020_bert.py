@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 
 from normlens.corpus.counting.plan import PAPER_MEASURES
 from normlens.corpus.running.result import CorpusResult
+from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import (
     PAIR_CATEGORIES,
     RANK,
@@ -22,30 +22,21 @@ from normlens.experiments.encoder_study import (
     shares,
     source_line,
 )
-from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
-from normlens.experiments.published import PublishedNumbers, published_text
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table
+from normlens.experiments.published import PublishedNumbers
 from normlens.plots.points import Cloud, plot_points
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.style import category_style, numbered_style, ordered_styles, round_up
 from normlens.plots.tables import HeadTable, plot_head_tables
 
 NAME = "kobayashi2020-bert"
-_paper = partial(published_text, NAME)  # by table, row and column
 
 _EXTREMES = {"largest_cv": "largest CV", "smallest_cv": "smallest CV"}
 _STATISTICS = {"mean": "mean", "sd": "SD", "cv": "CV", "max": "max", "min": "min"}
 _HEAT_MAPS = {"sep": 4, "cls": 10, "comma_period": 11, "other": 12}  # category -> figure of the paper
 
-#: What the words of the claims are taken to mean.
-STRONG, CLEAR, WEAK = 0.5, 0.1, 0.2
-SPREAD, STRETCH = 0.1, 1.8  # STRETCH is the least ratio in the heads that the paper shows
-
 #: Categories as the subject of a sentence, with their verbs.
-_SUBJECTS = {
-    "sep": ("[SEP]", "takes", "contributes", "its"),
-    "cls": ("[CLS]", "takes", "contributes", "its"),
-    "comma_period": ("Comma and period", "take", "contribute", "their"),
-}
+_SUBJECTS = {"sep": "[SEP] takes", "cls": "[CLS] takes", "comma_period": "Comma and period take"}
 
 
 def run(study: EncoderStudy) -> Outcome:
@@ -353,128 +344,21 @@ def _singular(study: EncoderStudy, line: str) -> Picture:
     return Picture("figure-09", "Singular values of f", "Figure 9", caption, figure)
 
 
-# ---- claims, as checks with stated rules ---------------------------------------------------------------------------
-
-
 def findings_of(study: EncoderStudy, tables: Mapping[str, Table]) -> tuple[Finding, ...]:
     """Every claim, in the order of the paper."""
-    found = [_dispersion(tables["table-1"], tables["table-4"]), _stretch(tables["figure-09"])]
-    found += [_takes_less(tables["shares"], name) for name in ("sep", "cls", "comma_period")
-              if name in tables["shares"].rows]  # fmt: skip
-    found += [_cancels(tables["table-2"], name) for name in ("sep", "cls", "comma_period", "other")
-              if name in tables["table-2"].rows]  # fmt: skip
-    found += [_rank_norm(tables["section-4-3"], study), _rank_weight(tables["section-4-3"], study)]
-    return tuple(found)
-
-
-def _dispersion(f: Table, x: Table) -> Finding:
-    cv, cv_x = f.value("average", "cv"), x.value("average", "cv")
-    return Finding(
-        "dispersion",
-        "The norm of the transformed vectors varies, so weights alone do not tell what is mixed.",
-        "Section 4.1, Table 1",
-        printed(cv, 2) >= SPREAD,
-        f"In an average head ‖f(x)‖ varies by {cv:.2f} of its mean (‖x‖ in an average layer: {cv_x:.2f}).",
-        f"holds if the mean CV of ‖f(x)‖ is at least {SPREAD}",
-        f"{_paper('dispersion_f', 'average', 'cv')} for ‖f(x)‖, {_paper('dispersion_x', 'average', 'cv')} for ‖x‖",
-        {"cv_f": cv, "cv_x": cv_x},
-    )
-
-
-def _stretch(table: Table) -> Finding:
-    least = table.value("all", "ratio")
-    return Finding(
-        "singular_values",
-        f"In every head f stretches one direction at least {STRETCH} times as much as another.",
-        "Appendix, Figure 9",
-        printed(least, 2) >= STRETCH,
-        f"In the head where they differ least, the largest singular value of f is {least:.2f} times the smallest.",
-        f"holds if largest / smallest is at least {STRETCH} in every head",
-        f"at least {STRETCH} in the heads shown",
-        {"smallest_ratio": least},
-        tends=printed(least, 2) > 1,
-    )
-
-
-def _takes_less(table: Table, name: str) -> Finding:
-    weight, contribution = table.value(name, "weight"), table.value(name, "contribution")
-    subject, takes, contributes, its = _SUBJECTS[name]
-    return Finding(
-        f"takes_less_{name}",
-        f"{subject} {contributes} less than {its} attention weight suggests.",
-        "Section 4.2, Figure 3",
-        printed(contribution, 3) < printed(weight, 3),
-        f"{subject} {takes} {weight:.3f} of the weight and {contribution:.3f} of the contribution.",
-        "holds if the share of ‖αf(x)‖ is below the share of α, averaged over layers",
-        "shown as curves, without a number",
-        {"weight": weight, "contribution": contribution},
-    )
-
-
-def _cancels(table: Table, name: str) -> Finding:
-    rho, label = table.value(name, "rho"), table.rows[name]
-    shown = printed(rho, 3)
-    if name == "other":
-        holds, rule = abs(shown) < CLEAR, f"holds if ρ lies between −{CLEAR} and {CLEAR}"
-        claim = "For all other tokens weight and norm are almost unrelated."
-    elif name == "sep":
-        holds, rule = shown <= -STRONG, f"holds if ρ is at most −{STRONG}"
-        claim = f"On {label} small norms cancel large weights: α and ‖f(x)‖ are strongly negatively correlated."
-    else:
-        holds, rule = shown <= -CLEAR, f"holds if ρ is at most −{CLEAR}"
-        claim = f"On {label} α and ‖f(x)‖ are negatively correlated."
-    return Finding(
-        f"rho_{name}",
-        claim,
-        "Section 4.2, Table 2",
-        holds,
-        f"ρ of α and ‖f(x)‖ on {label} is {formatted(rho, 3)}.",
-        rule,
-        _paper("rho_alpha_f", name, "rho"),
-        {"rho": rho},
-        tends=holds if name == "other" else shown < 0,
-    )
-
-
-def _rank_norm(table: Table, study: EncoderStudy) -> Finding:
-    rho = table.value("f_norm", study.definition)
-    return Finding(
-        "rank_norm",
-        "Frequent tokens have small ‖f(x)‖: the norm rises with the frequency rank.",
-        "Section 4.3, Figure 6",
-        printed(rho, 3) >= STRONG,
-        f"ρ of frequency rank and ‖f(x)‖ is {formatted(rho, 3)} (ranks from {study.ranks_from}).",
-        f"holds if ρ is at least {STRONG}",
-        _paper("rho_rank", "f_norm", "rho"),
-        {"rho": rho},
-        tends=printed(rho, 3) > 0,
-    )
-
-
-def _rank_weight(table: Table, study: EncoderStudy) -> Finding:
-    rho = table.value("alpha", study.definition)
-    return Finding(
-        "rank_weight",
-        "The attention weight itself hardly depends on frequency.",
-        "Section 4.3, Figure 6",
-        abs(printed(rho, 3)) < WEAK,
-        f"ρ of frequency rank and α is {formatted(rho, 3)} (ranks from {study.ranks_from}).",
-        f"holds if ρ lies between −{WEAK} and {WEAK}",
-        _paper("rho_rank", "alpha", "rho"),
-        {"rho": rho},
-    )
+    words = {"definition": study.definition, "ranks_from": study.ranks_from}
+    return evaluate(NAME, list(tables.values()), words)
 
 
 # ---- words --------------------------------------------------------------------------------------------------------
 
 
 def _summary(taken: Table) -> str:
-    parts = [
-        f"{subject} {takes} {taken.value(name, 'weight'):.2f} of the weight and "
-        f"{taken.value(name, 'contribution'):.2f} of the contribution"
-        for name, (subject, takes, _, _) in _SUBJECTS.items()
-        if name in taken.rows
-    ]
+    parts = []
+    for name, takes in _SUBJECTS.items():
+        if name in taken.rows:
+            weight, contribution = taken.value(name, "weight"), taken.value(name, "contribution")
+            parts.append(f"{takes} {weight:.2f} of the weight and {contribution:.2f} of the contribution")
     return "; ".join(parts) + "."
 
 

@@ -8,24 +8,20 @@ baselines on the same model; other aligners from their output files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from normlens.alignment.extraction import argmax_links, row_shares
 from normlens.alignment.layer_choice import SETTINGS
-from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
-from normlens.experiments.published import PublishedNumbers, document, published_text
+from normlens.experiments.claims import evaluate
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of
+from normlens.experiments.published import PublishedNumbers, document
 from normlens.experiments.translation_study import AlignmentErrors, Quantity, TranslationStudy
-from normlens.options import Setting
 from normlens.plots import alignment as plots
 
 NAME = "kobayashi2020-nmt"
-_paper = partial(published_text, NAME)  # by table, row and column
 
-#: What the words of the claims are taken to mean: a rank correlation at least this far from 0.
-CLEAR = 0.3
 
 _SETTINGS = {"awi": "word taken in (awi)", "awo": "word put out (awo)"}
 _ROWS: dict[str, str] = {setting: setting for setting in SETTINGS}
@@ -272,76 +268,22 @@ def _examples(study: TranslationStudy, errors: AlignmentErrors, line: str) -> li
     return found
 
 
-# ---- claims, as checks with stated rules ---------------------------------------------------------------------------
+# ---- claims ---------------------------------------------------------------------------------------------------------
 
 
 def findings_of(errors: AlignmentErrors) -> tuple[Finding, ...]:
     """Every claim, in the order of the paper."""
-    found = [_better(errors, setting, column) for setting in SETTINGS for column in ("best", "mean")]
-    return (*found, _early_and_late(errors), *(_norm_tells(errors, s) for s in SETTINGS), _largest_norm(errors))
-
-
-def _better(errors: AlignmentErrors, setting: Setting, column: str) -> Finding:
-    of = np.min if column == "best" else np.mean
-    weights, norms = (float(of(errors.by_layer[setting][what])) for what in _QUANTITIES)
-    where = "in the best layer" if column == "best" else "averaged over layers"
-    known = [_paper("aer_by_layer", f"{setting} {what}", column) for what in ("norms", "weights")]
-    return Finding(
-        f"{column}_{setting}",
-        f"Norms align words better than weights {where}, read with the {_SETTINGS[setting]}.",
-        "Section 5, Table 3",
-        printed(norms, 1) < printed(weights, 1),
-        f"AER {where} is {norms:.1f} by norms and {weights:.1f} by weights.",
-        "holds if AER is lower by norms",
-        f"{known[0]} by norms, {known[1]} by weights",
-        {"norms": norms, "weights": weights},
-    )
-
-
-def _early_and_late(errors: AlignmentErrors) -> Finding:
-    best = {s: errors.layers[int(np.argmin(errors.by_layer[s]["norms"]))] for s in SETTINGS}
-    return Finding(
-        "early_and_late",
-        "Early layers align the word that the decoder takes in, late ones the word that it puts out.",
-        "Section 5",
-        best["awi"] < best["awo"],
-        f"By norms the best layer is {best['awi']} for the word taken in and {best['awo']} for the word put out.",
-        "holds if the best layer for the word taken in comes first",
-        "layers 2 and 5",
-        {"awi": best["awi"], "awo": best["awo"]},
-    )
-
-
-def _norm_tells(errors: AlignmentErrors, setting: Setting) -> Finding:
-    rho = errors.spearman(setting)
-    sign, way = (-1, "better") if setting == "awi" else (1, "worse")
-    shown = printed(rho, 3)
-    return Finding(
-        f"norm_tells_{setting}",
-        f"Heads with larger norms align {way}, read with the {_SETTINGS[setting]}.",
-        "Section 5",
-        sign * shown >= CLEAR,
-        f"ρ of a head’s mean norm and its AER is {formatted(rho, 3)}.",
-        f"holds if ρ is at {'most −' if sign < 0 else 'least '}{CLEAR}",
-        _paper("norms_and_errors", setting, "spearman"),
-        {"rho": rho},
-        tends=sign * shown > 0,
-    )
-
-
-def _largest_norm(errors: AlignmentErrors) -> Finding:
+    numbers = {}
+    for setting in SETTINGS:
+        for what, values in errors.by_layer[setting].items():
+            numbers[f"{setting}/{what}/best"] = float(np.min(values))
+            numbers[f"{setting}/{what}/mean"] = float(np.mean(values))
+        numbers[f"best layer/{setting}"] = errors.layers[int(np.argmin(errors.by_layer[setting]["norms"]))]
+        numbers[f"rho/{setting}"] = errors.spearman(setting)
     layer, head = errors.largest_norm_head
-    value, mean = errors.head_error("awi", layer, head), float(errors.by_head["awi"]["norms"].mean())
-    return Finding(
-        "largest_norm",
-        "The head with the largest mean norm is a good aligner of the word that the decoder takes in.",
-        "Section 5",
-        printed(value, 1) < printed(mean, 1),
-        f"That is layer {layer}, head {head}: its AER is {value:.1f}, the mean of all heads is {mean:.1f}.",
-        "holds if its AER is below the mean of all heads",
-        f"AER {_paper('norms_and_errors', 'awi', 'aer')}",
-        {"aer": value, "mean": mean},
-    )
+    numbers["largest norm/aer"] = errors.head_error("awi", layer, head)
+    numbers["largest norm/mean of heads"] = float(errors.by_head["awi"]["norms"].mean())
+    return evaluate(NAME, (), {"layer": layer, "head": head}, numbers)
 
 
 # ---- words --------------------------------------------------------------------------------------------------------

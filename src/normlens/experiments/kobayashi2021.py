@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 
 from normlens.corpus.running.result import CorpusResult
 from normlens.errors import InputError
+from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import (
     MASKED,
     RANK,
@@ -22,7 +22,7 @@ from normlens.experiments.encoder_study import (
     source_line,
     whole,
 )
-from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, formatted, printed
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, printed
 from normlens.experiments.published import PublishedNumbers, published_text
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots import plot_maps
@@ -31,17 +31,12 @@ from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.style import category_style, numbered_style
 
 NAME = "kobayashi2021"
-_paper = partial(published_text, NAME)  # by table, row and column
 
 #: Figure 3's kinds of tokens: all of them, the masked ones, the two special ones, and the rest.
 KINDS = ("all", "mask", "cls", "sep", "normal")
 
 #: Figure 1 is drawn from this sentence, its third word masked.
 EXAMPLE = "The old {mask} stands on a hill above the harbour, and its light can be seen for miles."
-
-#: What the words of the claims are taken to mean.
-CLEAR = 0.3  # a rank correlation at least this far from 0
-HALF = 0.5
 
 
 def run(study: EncoderStudy) -> Outcome:
@@ -249,201 +244,48 @@ def _places(done: CorpusResult) -> list[str]:
     return [str(layer) for layer in layers_of(done)]
 
 
-# ---- claims, as checks with stated rules ---------------------------------------------------------------------------
+# ---- claims ---------------------------------------------------------------------------------------------------------
 
 
 def findings_of(study: EncoderStudy, tables: Mapping[str, Table], layers: Sequence[int]) -> tuple[Finding, ...]:
     """Every claim, in the order of the paper."""
-    mixing, curves = tables["mixing"], tables["figure-03"]
-    found = [_lowest(mixing), _residual(mixing), _normalization(mixing), _weights_mislead(mixing)]
-    found += [check(curves, layers) for name, check in (("mask", _mask), ("sep", _sep), ("cls", _cls))
-              if name in curves.rows]  # fmt: skip
-    found += [_frequency(tables["table-3"], name) for name in ("attnres_n", "attnresln_n")]
-    found += [_frequency_weights(tables["table-3"]), _shrinks(tables["expansion"], study)]
-    return tuple(found)
-
-
-def _mean(table: Table, name: str) -> float:
-    """A method's mean ratio as it is printed: the claims are decided by it."""
-    return printed(table.value(name, "mean"), 1)
-
-
-def _lowest(table: Table) -> Finding:
-    means = {name: _mean(table, name) for name in BLOCK_MAPS}
-    lowest = min(means, key=lambda name: means[name])
-    return Finding(
-        "lowest",
-        "Of the five methods, the one for the whole block (ATTNRESLN-N) gives the lowest mean mixing ratio.",
-        "Section 4.1",
-        lowest == "attnresln_n",
-        "Mean mixing ratios: " + ", ".join(f"{table.rows[n]} {v:.1f} %" for n, v in means.items()) + ".",
-        "holds if ATTNRESLN-N has the smallest mean",
-        f"{_paper('mixing', 'attnresln_n', 'mean')} %",
-        means,
-    )
-
-
-def _residual(table: Table) -> Finding:
-    without, with_ = _mean(table, "attn_n"), _mean(table, "attnres_n")
-    return Finding(
-        "residual",
-        "The residual connection dominates: with it a token mostly keeps itself.",
-        "Section 4.1",
-        with_ < 100 * HALF and with_ < without,
-        f"The mean ratio falls from {without:.1f} % (ATTN-N) to {with_:.1f} % (ATTNRES-N).",
-        "holds if ATTNRES-N is below ATTN-N and below 50 %",
-        f"from {_paper('mixing', 'attn_n', 'mean')} % to {_paper('mixing', 'attnres_n', 'mean')} %",
-        {"attn_n": without, "attnres_n": with_},
-        tends=with_ < without,
-    )
-
-
-def _normalization(table: Table) -> Finding:
-    before, after = _mean(table, "attnres_n"), _mean(table, "attnresln_n")
-    return Finding(
-        "normalization",
-        "The normalization lowers the mixing further.",
-        "Section 4.1",
-        after < before,
-        f"The mean ratio goes from {before:.1f} % (ATTNRES-N) to {after:.1f} % (ATTNRESLN-N).",
-        "holds if ATTNRESLN-N is below ATTNRES-N",
-        f"from {_paper('mixing', 'attnres_n', 'mean')} % to {_paper('mixing', 'attnresln_n', 'mean')} %",
-        {"attnres_n": before, "attnresln_n": after},
-    )
-
-
-def _weights_mislead(table: Table) -> Finding:
-    weights, norms = _mean(table, "attnres_w"), _mean(table, "attnres_n")
-    return Finding(
-        "weights_mislead",
-        "Adding the residual to attention weights with equal shares overstates the mixing.",
-        "Section 4.1",
-        norms < weights,
-        f"ATTNRES-W says {weights:.1f} %, the vectors themselves (ATTNRES-N) {norms:.1f} %.",
-        "holds if ATTNRES-N is below ATTNRES-W",
-        f"{_paper('mixing', 'attnres_w', 'mean')} % and {_paper('mixing', 'attnres_n', 'mean')} %",
-        {"attnres_w": weights, "attnres_n": norms},
-    )
+    curves, rates = tables["figure-03"], tables["expansion"]
+    chosen, twelve = middle(layers), middle(range(1, 13))
+    numbers = {}
+    for kind in curves.rows:
+        numbers[f"middle/{kind}"] = _level(curves, kind, chosen)
+        numbers[f"end/{kind}"] = _level(curves, kind, layers[-1:])
+    numbers["middle/half of normal"] = 0.5 * numbers["middle/normal"]
+    variant = study.definition if study.definition in rates.columns else next(iter(rates.columns))
+    of_layers = [rates.value(row, variant) for row in rates.rows if row.startswith("layer ")]
+    numbers["expansion layers below one"] = sum(rate < 1 for rate in of_layers)
+    words = {
+        "first": chosen[0],
+        "last": chosen[-1],
+        "end": layers[-1],
+        "layers": len(of_layers),
+        "variant": variant,
+        "paper_mask": f"{_paper_level('mask', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
+        "paper_sep": f"{_paper_level('sep', twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
+        "paper_cls": f"{_paper_level('cls', [12])} and {_paper_level('normal', [12])} in layer 12",
+    }
+    return evaluate(NAME, list(tables.values()), words, numbers)
 
 
 def middle(layers: Sequence[int]) -> list[int]:
     """The middle half of the layers, at least one: 4 to 9 of 12."""
-    count = len(layers)
-    start, end = count // 4, count - count // 4
-    return list(layers[start:end])
+    quarter = len(layers) // 4
+    return list(layers[quarter : len(layers) - quarter])
 
 
 def _level(curves: Table, kind: str, layers: Sequence[int]) -> float:
+    """The mean ratio of a kind of token over some layers, as it is printed."""
     return printed(float(np.mean([curves.value(kind, str(layer)) for layer in layers])), 1)
 
 
 def _paper_level(kind: str, layers: Sequence[int]) -> str:
-    values = [float(_paper("mixing_by_layer", kind, str(layer))) for layer in layers]
+    values = [float(published_text(NAME, "mixing_by_layer", kind, str(layer))) for layer in layers]
     return f"{np.mean(values):.0f} %"
-
-
-def _in_the_middle(curves: Table, kind: str, layers: Sequence[int]) -> tuple[dict[str, float], str, str]:
-    """The level of a kind of token and of ordinary ones in the middle layers; as a sentence; and what the paper has."""
-    chosen, twelve = middle(layers), middle(range(1, 13))
-    levels = {name: _level(curves, name, chosen) for name in (kind, "normal")}
-    return (
-        levels,
-        f"In layers {chosen[0]} to {chosen[-1]} the ratio is {levels[kind]:.1f} % for {curves.rows[kind]} and "
-        f"{levels['normal']:.1f} % for ordinary tokens.",
-        f"{_paper_level(kind, twelve)} and {_paper_level('normal', twelve)} in layers 4 to 9",
-    )
-
-
-def _mask(curves: Table, layers: Sequence[int]) -> Finding:
-    levels, measured, paper = _in_the_middle(curves, "mask", layers)
-    return Finding(
-        "mask",
-        "In the middle layers [MASK] draws more from other tokens than ordinary tokens do.",
-        "Section 4.2, Figure 3",
-        levels["mask"] > levels["normal"],
-        measured,
-        "holds if the mean over the middle half of the layers is higher for [MASK]",
-        paper,
-        levels,
-    )
-
-
-def _sep(curves: Table, layers: Sequence[int]) -> Finding:
-    levels, measured, paper = _in_the_middle(curves, "sep", layers)
-    return Finding(
-        "sep",
-        "In the middle layers [SEP] mostly keeps itself.",
-        "Section 4.2, Figure 3",
-        levels["sep"] < HALF * levels["normal"],
-        measured,
-        "holds if the mean over the middle half of the layers is less than half that of ordinary tokens",
-        paper,
-        levels,
-        tends=levels["sep"] < levels["normal"],
-    )
-
-
-def _cls(curves: Table, layers: Sequence[int]) -> Finding:
-    last = layers[-1]
-    cls, normal = _level(curves, "cls", [last]), _level(curves, "normal", [last])
-    return Finding(
-        "cls",
-        "In the last layer [CLS] gathers from the other tokens.",
-        "Section 4.2, Figure 3",
-        cls > normal,
-        f"In layer {last} the ratio is {cls:.1f} % for [CLS] and {normal:.1f} % for ordinary tokens.",
-        "holds if the ratio in the last layer is higher for [CLS]",
-        f"{_paper_level('cls', [12])} and {_paper_level('normal', [12])} in layer 12",
-        {"cls": cls, "normal": normal},
-    )
-
-
-def _frequency(table: Table, name: str) -> Finding:
-    rho, plain = table.value(name, "all"), table.value(name, "normal")
-    return Finding(
-        f"frequency_{name}",
-        f"Frequent tokens mix more, by {table.rows[name]}: the ratio falls with the frequency rank.",
-        "Section 4.3, Table 3",
-        printed(rho, 2) <= -CLEAR,
-        f"ρ of frequency rank and {table.rows[name]} ratio is {formatted(rho, 2)} "
-        f"({formatted(plain, 2)} without special tokens).",
-        f"holds if ρ over all tokens is at most −{CLEAR}",
-        f"{_paper('rho_rank', name, 'all')} ({_paper('rho_rank', name, 'normal')})",
-        {"rho": rho, "rho_normal": plain},
-        tends=printed(rho, 2) < 0,
-    )
-
-
-def _frequency_weights(table: Table) -> Finding:
-    weights, norms = table.value("attnres_w", "all"), table.value("attnres_n", "all")
-    return Finding(
-        "frequency_weights",
-        "Attention weights show less of this relation to frequency than the vectors do.",
-        "Section 4.3, Table 3",
-        abs(printed(weights, 2)) < abs(printed(norms, 2)),
-        f"ρ is {formatted(weights, 2)} for ATTNRES-W and {formatted(norms, 2)} for ATTNRES-N.",
-        "holds if |ρ| is smaller for ATTNRES-W",
-        f"{_paper('rho_rank', 'attnres_w', 'all')} and {_paper('rho_rank', 'attnres_n', 'all')}",
-        {"attnres_w": weights, "attnres_n": norms},
-    )
-
-
-def _shrinks(table: Table, study: EncoderStudy) -> Finding:
-    variant = study.definition if study.definition in table.columns else next(iter(table.columns))
-    mean, below = table.value("mean", variant), sum(
-        table.value(row, variant) < 1 for row in table.rows if row.startswith("layer ")
-    )  # fmt: skip
-    count = sum(row.startswith("layer ") for row in table.rows)
-    return Finding(
-        "shrinks",
-        "f shrinks what attention brings in, which is one reason why a token mostly keeps itself.",
-        "Section 4.4",
-        printed(mean, 3) < 1,
-        f"The expansion rate is {mean:.3f} on average (below 1 in {below} of {count} layers; {variant} variant).",
-        "holds if the mean rate is below 1",
-        f"{_paper('expansion', 'mean', 'rate')}",
-        {"mean": mean, "layers_below_one": float(below)},
-    )
 
 
 # ---- words --------------------------------------------------------------------------------------------------------

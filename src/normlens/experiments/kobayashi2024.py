@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float
 from normlens.corpus.reading.corpus import Corpus
 from normlens.corpus.running.run import open_reader
 from normlens.errors import InputError
+from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_line
-from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, formatted, printed
+from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Table, facts_of, printed
 from normlens.inputs.encoding import TextEncoder
 from normlens.inputs.tokens import is_special, readable
 from normlens.io.checksums import content_digest
@@ -59,8 +60,6 @@ PAIRS = {
 }
 #: The share of all pairs that counts as amplified most.
 TOP = 0.01
-#: What the words of the claims are taken to mean.
-CHANGED, LIFTED, CANCELLED = 0.05, 1.5, -0.3
 
 
 @dataclass(frozen=True)
@@ -338,51 +337,20 @@ def examples(found: Measured) -> Table:
 
 def findings(found: Measured) -> tuple[Finding, ...]:
     """The paper's claims, by the numbers at hand."""
-    mean = {name: printed(float(np.nanmean(values)), 3) for name, values in found.changes.items()}
     table = amplified(found)
     close = [kind for kind in ("word", "same") if kind in table.rows]
     base, share = (printed(sum(table.value(kind, column) for kind in close), 1) for column in ("all", "most"))
-    lift = printed(share / base, 2) if base > 0 else float("nan")
-    undone = printed(float(np.nanmean(found.undone)), 2)
     by_layer = {name: np.nanmean(found.changes[name], axis=0) for name in ("feed-forward", "all three")}
-    smaller = int((by_layer["all three"] < by_layer["feed-forward"]).sum())
-    layers = len(found.layers)
-    return (
-        Finding(
-            "changes",
-            "The feed-forward block changes which tokens contribute.",
-            "contextualization change",
-            mean["feed-forward"] >= CHANGED,
-            f"1 - ρ is {mean['feed-forward']:.3f} on average over layers.",
-            f"holds if it is at least {CHANGED}",
-            "it modifies the maps, in some layers strongly",
-            {"change": mean["feed-forward"]},
-            mean["feed-forward"] > 0,
-        ),
-        Finding(
-            "compositions",
-            "It emphasizes pairs of tokens that belong together.",
-            "amplified token pairs",
-            bool(lift >= LIFTED),
-            f"Subwords of one word and repeated tokens are {share:.1f} % of the amplified pairs and {base:.1f} % of all.",
-            f"holds if they are {LIFTED} times as frequent among the amplified",
-            "specific types of compositions are amplified, such as subwords of a word",
-            {"lift": lift},
-            bool(lift > 1),
-        ),
-        Finding(
-            "cancellation",
-            "Residual and normalization take back much of what the feed-forward block does.",
-            "cancellation",
-            undone <= CANCELLED and smaller >= 0.75 * layers,
-            f"The changes correlate with ρ = {formatted(undone, 2)}, and in {smaller} of {layers} layers all three together "
-            "change the map less than the feed-forward block alone.",
-            f"holds if ρ is at most {CANCELLED} and the second is so in three quarters of the layers".replace("-", "−"),
-            "feed-forward block and surrounding components tend to cancel each other's effects",
-            {"rho": undone, "layers": float(smaller)},
-            undone < 0,
-        ),
-    )
+    numbers = {
+        "mean change": float(np.nanmean(found.changes["feed-forward"])),
+        "share of all": base,
+        "share of amplified": share,
+        "lift": share / base if base > 0 else float("nan"),
+        "undone": float(np.nanmean(found.undone)),
+        "layers changed less": int((by_layer["all three"] < by_layer["feed-forward"]).sum()),
+        "three quarters of the layers": 0.75 * len(found.layers),
+    }
+    return evaluate(NAME, (), {"count": len(found.layers)}, numbers)
 
 
 def _summary(found: Measured) -> str:
