@@ -213,7 +213,7 @@ def test_several_kinds_of_site_must_be_chosen() -> None:
     with pytest.raises(InputError, match=r"one of encoder, decoder, cross for this model: got 'crosss'"):
         analysis.site("crosss")
     for name in ("attn_w", "attn_n"):
-        with pytest.raises(InputError, match=f"in cross-attention {name} has no self part"):
+        with pytest.raises(InputError, match=f"{name} has no mixing ratio in cross-attention"):
             analysis.site("cross").mixing_ratio(name)
     with pytest.raises(InputError, match=r"residual stands beside the parts in cross-attention only"):
         analysis.site("decoder").residual_norm("attnres_n")

@@ -46,11 +46,13 @@ NAV: dict[str, list[str]] = {
     ],
     "Project": [
         "design.md",
+        "design_notes.md",
         "reliability.md",
         "performance.md",
         "performance_gpu.md",
         "performance_notes.md",
         "adding_a_family.md",
+        "adding_a_measure.md",
         "public_api.md",
         "releasing.md",
         "contributing.md",

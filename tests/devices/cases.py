@@ -236,7 +236,7 @@ def corpus() -> None:
         means = []
         for device, together in (("cpu", False), (DEVICE, False), (DEVICE, True)):
             lens = Lens(conftest.tiny_bert().to(device), conftest.tiny_tokenizer())
-            done = lens.corpus(text, Path(folder) / f"{device}{together}", together=together, per_token=True, workers=1)
+            done = lens.corpus(text, Path(folder) / f"{device}{together}", batched=together, per_token=True, workers=1)
             means.append(done.statistics.select_dtypes("number").to_numpy(dtype=float))
         for other in means[1:]:
             np.testing.assert_allclose(other, means[0], rtol=2e-3, atol=1e-4)

@@ -209,4 +209,4 @@ def test_shell_refuses(tiny_lens: Lens, tmp_path: Path, monkeypatch: pytest.Monk
         found = CliRunner().invoke(build(), ["reproduce", *arguments, "--out", str(tmp_path / "out")])
         assert isinstance(found.exception, InputError) and words in str(found.exception)
     wrong = CliRunner().invoke(build(), ["reproduce", "kobayashi2021", "--definition", "mine"])
-    assert wrong.exit_code == 2 and "'mine' is not one of 'paper', 'code'" in " ".join(wrong.output.split())
+    assert wrong.exit_code == 2 and "'mine' is not one of" in wrong.output

@@ -284,7 +284,7 @@ def test_the_command_prints_a_table_a_verdict_and_a_signature(saved: Path, shell
         (["--evidence", "e.csv", "--texts", "t.txt"], "one of the two"),
         (["--evidence", "e.csv", "--method", "x"], "a method is one of"),
         (["--evidence", "e.csv", "--protocol", "x"], "a protocol is one of"),
-        (["--evidence", "e.csv", "--removal", "x"], "taken away by one of"),
+        (["--evidence", "e.csv", "--removal", "x"], "is not one of 'delete', 'mask', 'zero'"),
     ],
 )
 def test_the_command_refuses_before_it_loads(options: list[str], sentence: str, shell: Any) -> None:

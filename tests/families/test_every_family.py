@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from normlens.errors import NormlensError
-from normlens.families import family_checks as surveying
+from normlens.families import checks as surveying
 from normlens.families.checks import FamilyReport, survey
 from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, survey_all
 from normlens.families.tiny import families

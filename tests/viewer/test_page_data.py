@@ -173,7 +173,7 @@ def test_the_page_names_measures_and_sites_as_the_library_does() -> None:
     assert set(document["sites"][0]["maps"]) <= set(document["measures"])
     for name, text in document["measures"].items():
         assert text["perHead"] == ("head" in MEASURES[name].axes)
-        assert (text["family"] == "weight") == MEASURES[name].weights
+        assert (text["family"] == "weight") == MEASURES[name].is_weight
         assert text["says"] == MEASURES[name].description != ""
     assert [document["measures"][name]["name"] for name in ("alpha", "attn_n")] == ["Attention weight α", "ATTN-N"]
 
