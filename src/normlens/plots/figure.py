@@ -108,7 +108,8 @@ def save_figure(figure: Figure, path_without_suffix: str | os.PathLike[str]) -> 
     if taken is not None or not base.parent.is_dir():
         what = f"{taken} is a folder itself" if taken else f"{base.parent} is none"
         raise InputError(f"figures are written as files into a folder that exists; {what}. Choose another name.")
-    contents = {path: _drawn(figure, kind) for kind, path in paths.items()}
+    with house_style(), _laid_out(figure):
+        contents = {path: _drawn(figure, kind) for kind, path in paths.items()}
     with ExitStack() as stack:
         for path, content in contents.items():
             stack.enter_context(atomic_write(path)).write(content)
@@ -122,6 +123,17 @@ def _drawn(figure: Figure, kind: str) -> bytes:
     if kind == "svg":
         metadata["Date"] = None
     buffer = io.BytesIO()
-    with house_style():
-        figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor="white")
+    figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor="white")
     return buffer.getvalue()
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Lay the figure out once for all its files: that takes longer than drawing it."""
+    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
