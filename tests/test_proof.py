@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import normlens.anatomy.interface as interface
 import normlens.measures.run as capturing
 from normlens import Lens
-from normlens.anatomy.description import Anatomy, LinearMap, Place, Site
+from normlens.anatomy.description import Anatomy, LinearMap, Site, TensorRef
 from normlens.anatomy.examine import examine
 from normlens.decompose.block import Block
 from normlens.decompose.steps import Normalization, Scaling
@@ -119,8 +119,8 @@ def test_pre_norm_read_as_post_norm_is_caught() -> None:
     def change(site: Site) -> Site:
         block = model.h[WRONG_LAYER - 1]
         norm = Normalization(block.ln_2.weight, block.ln_2.bias, True, block.ln_2.eps)
-        given = Place(block.ln_2, "h.1.ln_2", "input", ("args", 0), 0)
-        wrong = Place(block.ln_1, "h.1.ln_1", "output", (), 0)
+        given = TensorRef(block.ln_2, "h.1.ln_2", "input", ("args", 0), 0)
+        wrong = TensorRef(block.ln_1, "h.1.ln_1", "output", (), 0)
         return replace(site, norm=norm, normalized=wrong, total=given)
 
     lens = Lens(model)

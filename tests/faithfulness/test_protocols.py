@@ -19,7 +19,7 @@ from normlens.errors import InputError
 from normlens.faithfulness.erasure import removable
 from normlens.faithfulness.items import Item
 from normlens.faithfulness.methods import METHODS, Method, find_methods
-from normlens.faithfulness.protocols import PROTOCOLS, Asked
+from normlens.faithfulness.protocols import PROTOCOLS, ProtocolInput
 from normlens.faithfulness.published_scores import beside, model_of
 from normlens.faithfulness.report import page, write_report
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
@@ -76,7 +76,7 @@ def test_deletion_is_a_loop_over_sets() -> None:
     lens = _classifier()
     items = _items(lens)
     scores = {"random": METHODS["random"].scores(lens, items), "erasure": METHODS["erasure"].scores(lens, items)}
-    found = PROTOCOLS["deletion"].function(Asked(lens, Sample("s", items), "mask"), scores, METHODS)
+    found = PROTOCOLS["deletion"].function(ProtocolInput(lens, Sample("s", items), "mask"), scores, METHODS)
     for name, own in scores.items():
         for i, item in enumerate(items):
             places = list(removable(lens, item, "mask"))
@@ -91,7 +91,7 @@ def test_the_order_that_knows_the_answer_wins() -> None:
     lens = _classifier()
     items = _items(lens)
     one = {"erasure": METHODS["erasure"].scores(lens, items), "random": METHODS["random"].scores(lens, items)}
-    found = PROTOCOLS["deletion"].function(Asked(lens, Sample("s", items), "mask"), one, METHODS)
+    found = PROTOCOLS["deletion"].function(ProtocolInput(lens, Sample("s", items), "mask"), one, METHODS)
     assert found["erasure"]["comprehensiveness"].mean() > found["random"]["comprehensiveness"].mean()
 
 

@@ -20,8 +20,8 @@ import transformers
 
 from normlens.errors import NormlensError
 from normlens.families import checks as surveying
-from normlens.families.checks import FamilyReport, survey
-from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, survey_all
+from normlens.families.checks import FamilyReport, check_family
+from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, check_families
 from normlens.families.tiny import families
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -47,7 +47,7 @@ def one_thread() -> None:
 
 @pytest.mark.parametrize("family", families())
 def test_family(family: str) -> None:
-    report = survey(family)
+    report = check_family(family)
     assert family in rows(), f"{family} is not on the page: {REGENERATE}"
     expected = status(rows()[family])
     assert report.status == expected, f"{family} was {expected} and is {report.status}: {report.reason or REGENERATE}"
@@ -101,18 +101,18 @@ def test_page_is_what_the_reports_make_of_it() -> None:
 
 
 def test_alpha_is_compared_with_what_the_model_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert survey("bert").alpha is not None
+    assert check_family("bert").alpha is not None
     shown = surveying.shown_attentions
     monkeypatch.setattr(
         surveying, "shown_attentions", lambda *args: {k: [t.roll(1, 1) for t in v] for k, v in shown(*args).items()}
     )
-    report = survey("bert")
+    report = check_family("bert")
     assert report.status == "refused" and "alpha must be the model's attention weight" in report.reason
 
 
 def test_progress_is_reported() -> None:
     steps: list[tuple[int, int]] = []
-    reports = survey_all(["bert", "gpt2"], workers=1, progress=lambda done, total: steps.append((done, total)))
+    reports = check_families(["bert", "gpt2"], workers=1, progress=lambda done, total: steps.append((done, total)))
     assert [report.family for report in reports] == ["bert", "gpt2"] and steps == [(1, 2), (2, 2)]
 
 
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_ends_the_survey_with_a_sentence() -> None:
     with pytest.raises(NormlensError, match=r"one of 2 was killed.*fewer --workers"):
         kill_during_survey(lambda worker: os.kill(worker.pid, signal.SIGKILL))
     driver = subprocess.Popen(
-        [sys.executable, "-c", "from normlens.families.table import survey_all; survey_all(workers=2)"],
+        [sys.executable, "-c", "from normlens.families.table import check_families; check_families(workers=2)"],
         env={**os.environ, "PYTHONPATH": str(PAGE.parents[1] / "src")},
         stderr=subprocess.DEVNULL,
     )
@@ -139,7 +139,7 @@ def kill_during_survey(kill: Callable[[psutil.Process], None]) -> None:
     thread = threading.Thread(target=strike)
     thread.start()
     try:
-        survey_all(workers=2)
+        check_families(workers=2)
     finally:
         thread.join()
 

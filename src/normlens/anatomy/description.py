@@ -25,7 +25,7 @@ Placement = Literal["post", "pre", "branch"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorRef:
     """A tensor that can be read during a run: one argument or output of one call of one module.
 
     Where a value never passes a module's boundary, it is an operand or the result of one `operation` inside the call.
@@ -136,7 +136,7 @@ AffineMap = LinearMap | ParameterMap
 class Gate:
     """Numbers that multiply the heads' outputs on their way to the output projection, computed from the input."""
 
-    place: Place
+    place: TensorRef
     path: str
     heads_first: bool  # (batch, head, query, …) instead of (batch, query, head, …)
     by_coordinate: bool  # one number per coordinate; otherwise one per query and head, which joins the weights
@@ -158,8 +158,8 @@ class FeedForward:
     """The feed-forward block of a layer: how its tree is made from the weights, and what is read of it in a run."""
 
     build: Callable[[torch.dtype], Node]
-    places: tuple[Place, ...]  # what the tree names
-    output: Place  # what its last linear map gave
+    places: tuple[TensorRef, ...]  # what the tree names
+    output: TensorRef  # what its last linear map gave
     branch: tuple[Step, ...]  # between that and the sum
     stream: tuple[Step, ...]  # on the stream's own way to the sum
     parallel: bool  # it reads the layer's input and stands beside attention
@@ -173,9 +173,9 @@ class LayerEnd:
     Where the feed-forward block stands beside attention the layer ends with the attention block's own sum.
     """
 
-    total: Place
+    total: TensorRef
     norm: Normalization | None
-    normalized: Place | None
+    normalized: TensorRef | None
     feed_forward: FeedForward | str  # a sentence where it could not be read
 
 
@@ -195,18 +195,18 @@ class Site:
     projection: AffineMap
     groups: tuple[float, ...]  # factors of equal groups of heads that are added up before the projection; (): none are
     rows: Int[Tensor, " heads_width"] | None  # which row of the projection each coordinate of the heads meets
-    projected: Place  # what the output projection gave
+    projected: TensorRef  # what the output projection gave
     branch: tuple[Step, ...]  # between the projection and the residual sum
-    residual: Place | None  # None where the attention output joins nothing (Zamba): the residual is zero
+    residual: TensorRef | None  # None where the attention output joins nothing (Zamba): the residual is zero
     residual_steps: tuple[Step, ...]  # between the residual and the sum
-    others: tuple[Place, ...]  # branches added beside attention (a parallel MLP): they belong to no part
-    total: Place  # the residual sum
+    others: tuple[TensorRef, ...]  # branches added beside attention (a parallel MLP): they belong to no part
+    total: TensorRef  # the residual sum
     norm: Normalization | None  # the normalization that follows the sum
-    normalized: Place | None
-    x: Place  # the vectors that f acts on
+    normalized: TensorRef | None
+    x: TensorRef  # the vectors that f acts on
     value_map: ValueMap | None  # None where the values are no affine function of x
     #: Numbers by position and residual stream that write the branch into the streams (hyper-connections); None: one stream.
-    stream_weights: Place | None = None
+    stream_weights: TensorRef | None = None
     gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
     calls: int = 1  # of the attention function, each over a part of the values' width
     followed: bool = False  # attention in the family's own code, met by following the data
@@ -220,7 +220,7 @@ class Site:
         return "branch" if any(isinstance(step, Normalization) for step in self.branch) else "pre"
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[TensorRef, ...]:
         """The tensors that are read: projected output, residual, other branches, the sum, its norm, and `x`."""
         read = (self.projected, self.residual, *self.others, self.total, self.normalized, self.x)
         return tuple(place for place in read if place is not None)

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Place
+from normlens.anatomy.description import TensorRef
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.trace import Call
 
@@ -24,13 +24,13 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertWeights:
     """The experts as they ran: what they took, where choice and weights are read, and what one expert does."""
 
     taken: int
     module: nn.Module
-    chosen: Place
-    weights: Place
+    chosen: TensorRef
+    weights: TensorRef
     act: Activation
     key: Hashable | None
     gated: bool
@@ -50,7 +50,7 @@ def _matrices(module: nn.Module, names: tuple[str, str], turned: tuple[bool, boo
     return first, second
 
 
-def experts_giving(graph: Graph, value: int) -> Experts | None:
+def experts_giving(graph: Graph, value: int) -> ExpertWeights | None:
     """The experts that gave this value; None where it comes from something else."""
     for index in graph.trace.given_by[value]:
         call = graph.trace.calls[index]
@@ -66,7 +66,7 @@ def _biases(module: nn.Module) -> bool:
     return any(p.ndim != 3 for p in module.parameters(recurse=False))
 
 
-def _asked(graph: Graph, call: Call, names: tuple[str, ...]) -> Experts | None:
+def _asked(graph: Graph, call: Call, names: tuple[str, ...]) -> ExpertWeights | None:
     tensors = {key: graph.trace.tensors[number] for key, number in call.inputs}
     chosen = [key for key, tensor in tensors.items() if not tensor.is_floating_point()]
     floats = [key for key in tensors if key not in chosen]
@@ -104,11 +104,11 @@ def _asked(graph: Graph, call: Call, names: tuple[str, ...]) -> Experts | None:
             difference = float((hidden_part @ second[number] - observed).abs().max())
             if difference <= _TOLERANCE * float(observed.abs().max()):
                 place = dict(call.inputs)
-                return Experts(
+                return ExpertWeights(
                     place[hidden],
                     call.module,
-                    Place(call.module, call.path, "input", chosen[0], call.occurrence),
-                    Place(call.module, call.path, "input", weights, call.occurrence),
+                    TensorRef(call.module, call.path, "input", chosen[0], call.occurrence),
+                    TensorRef(call.module, call.path, "input", weights, call.occurrence),
                     act,
                     key,
                     gated,

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlens.anatomy.description import FeedForward, Place
-from normlens.anatomy.experts import Experts, experts_giving
+from normlens.anatomy.description import FeedForward, TensorRef
+from normlens.anatomy.experts import ExpertWeights, experts_giving
 from normlens.anatomy.graph import ADD, MULTIPLY, Graph, Linear
-from normlens.anatomy.joining import alike, constant_step
+from normlens.anatomy.joining import constant_step, same_numel
 from normlens.anatomy.norms import norm_of
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import Call, Operation, Value
@@ -98,23 +98,23 @@ class _Reader:
         self.width = self.trace.tensors[stream].shape[-1]
         self.positions = self.trace.tensors[stream].numel() // self.width
         self.sequence_first = graph.visible(stream, "what enters the feed-forward block").sequence_first
-        self.places: list[Place] = []
+        self.places: list[TensorRef] = []
         self.routed = False
         self._read: dict[int, Recipe] = {}
 
     # ---- along the way -------------------------------------------------------------------------------------------
 
-    def place(self, value: int) -> Place:
+    def place(self, value: int) -> TensorRef:
         """The tensor at which a value is read in later runs: at a boundary, if the same numbers pass one in any layout."""
         found = self.graph.visible(value, "what the feed-forward block computes")
         return self._oriented(self.graph.copy_at_boundary(found, value, onwards=True))
 
-    def _oriented(self, place: Place) -> Place:
+    def _oriented(self, place: TensorRef) -> TensorRef:
         # Rows of products in the middle of the code show no axis: they stand as the stream does.
         flat = self.sequence_first and not place.sequence_first
         return replace(place, sequence_first=True) if flat else place
 
-    def _seen(self, place: Place) -> Place:
+    def _seen(self, place: TensorRef) -> TensorRef:
         self.places.append(place)
         return place
 
@@ -137,7 +137,7 @@ class _Reader:
         if operation is None or operation.name not in LAYOUT or not operation.inputs:
             return None
         source = operation.inputs[0]
-        return source if alike(self.graph, source, value) else None
+        return source if same_numel(self.graph, source, value) else None
 
     def _constant_before(self, value: int) -> tuple[int, Step] | None:
         """The value before a constant that multiplies, divides or is added, and that constant."""
@@ -145,7 +145,7 @@ class _Reader:
         if operation is None or not operation.outputs or operation.outputs[0] != value:
             return None
         for operand in operation.operands[:2]:
-            if isinstance(operand, Value) and alike(self.graph, operand.number, value):
+            if isinstance(operand, Value) and same_numel(self.graph, operand.number, value):
                 step = constant_step(self.graph, operation, operand.number, self.trace.tensors[value].shape[-1])
                 if step is not None:
                     return operand.number, step
@@ -250,7 +250,7 @@ class _Reader:
             )
         )
 
-    def _experts(self, found: Experts) -> Recipe:
+    def _experts(self, found: ExpertWeights) -> Recipe:
         steps = self.entering(found.taken)
         if steps is None:
             raise self._stopped("something before the experts that is no normalization")
@@ -329,7 +329,7 @@ class _Reader:
             return here
         operands = operation.operands[: 2 if name in _BINARY else None]
         live = [o for o in operands if isinstance(o, Value) and self.trace.comes_from(o.number, self.stream)]
-        if not live or any(not alike(self.graph, o.number, value) for o in live):
+        if not live or any(not same_numel(self.graph, o.number, value) for o in live):
             return here
         chains = {o.number: self._chain(o.number) for o in live}
         sources = {chain.source for chain in chains.values()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normlens.anatomy.description import AffineMap, Layout, LinearMap, ParameterMap, Place
+from normlens.anatomy.description import AffineMap, Layout, LinearMap, ParameterMap, TensorRef
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Call, Operation, Trace, Value
 from normlens.errors import AnatomyError
@@ -28,8 +28,8 @@ class Linear:
     map: AffineMap
     start: int
     end: int
-    input: Place
-    output: Place
+    input: TensorRef
+    output: TensorRef
 
 
 class Graph:
@@ -77,9 +77,11 @@ class Graph:
             LinearMap(call.module, call.path),
             call.start,
             call.end,
-            self._place(Place(call.module, call.path, "input", call.inputs[0][0], call.occurrence), call.inputs[0][1]),
             self._place(
-                Place(call.module, call.path, "output", call.outputs[0][0], call.occurrence), call.outputs[0][1]
+                TensorRef(call.module, call.path, "input", call.inputs[0][0], call.occurrence), call.inputs[0][1]
+            ),
+            self._place(
+                TensorRef(call.module, call.path, "output", call.outputs[0][0], call.occurrence), call.outputs[0][1]
             ),
         )
 
@@ -114,8 +116,8 @@ class Graph:
             ),
             operation.index,
             operation.index + 1,
-            self._place(Place(scope.module, scope.path, "input", (position,), scope.occurrence, key), value),
-            self._place(Place(scope.module, scope.path, "output", (0,), scope.occurrence, key), given),
+            self._place(TensorRef(scope.module, scope.path, "input", (position,), scope.occurrence, key), value),
+            self._place(TensorRef(scope.module, scope.path, "output", (0,), scope.occurrence, key), given),
         )
 
     def _parameter(self, operand: object) -> tuple[Tensor, tuple[Layout, ...]] | None:
@@ -162,7 +164,7 @@ class Graph:
 
     # ---- places --------------------------------------------------------------------------------------------------
 
-    def visible(self, value: int, what: str) -> Place:
+    def visible(self, value: int, what: str) -> TensorRef:
         """A place where this value can be read: at a module's boundary if it passes one, else at its operation."""
         found = self.at_boundary(value)
         if found is not None:
@@ -173,11 +175,11 @@ class Graph:
                 scope = self.trace.calls[operation.scope]
                 key = operation.key
                 position = (operation.outputs.index(value),)
-                place = Place(scope.module, scope.path, "output", position, scope.occurrence, key)
+                place = TensorRef(scope.module, scope.path, "output", position, scope.occurrence, key)
                 return self._place(place, value)
         raise self.stopped(f"{what} must be computed by the model to be seen", "it is not")
 
-    def copy_at_boundary(self, place: Place, value: int, *, onwards: bool) -> Place:
+    def copy_at_boundary(self, place: TensorRef, value: int, *, onwards: bool) -> TensorRef:
         """A place at a module's boundary where the same numbers stand in another layout; the given one where none is.
 
         Which operations a product is made of may change with the batch (PyTorch folds axes where memory allows); what
@@ -202,7 +204,7 @@ class Graph:
                 stack.extend(step.inputs if step.name in LAYOUT else ())
         return place
 
-    def at_boundary(self, value: int) -> Place | None:
+    def at_boundary(self, value: int) -> TensorRef | None:
         """A place where this value passes a module's boundary."""
         given = [(self.trace.calls[index], "output") for index in self.trace.given_by[value]]
         taken = [(self.trace.calls[index], "input") for index in self.trace.taken_by[value]]
@@ -216,9 +218,9 @@ class Graph:
         if not options:
             return None
         _, call, side, key = min(options, key=lambda option: option[0])
-        return self._place(Place(call.module, call.path, side, key, call.occurrence), value)  # type: ignore[arg-type]
+        return self._place(TensorRef(call.module, call.path, side, key, call.occurrence), value)  # type: ignore[arg-type]
 
-    def _place(self, place: Place, value: int) -> Place:
+    def _place(self, place: TensorRef, value: int) -> TensorRef:
         tensor = self.trace.tensors[value]
         # The trace has one sequence: an axis of length one in the middle is the batch.
         first = tensor.ndim == 3 and tensor.shape[0] > 1 and tensor.shape[1] == 1

@@ -65,11 +65,11 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
             step = constant_step(graph, operation, value, width)
             other = other_operand(operation, value)
             if operation.name in LAYOUT and operation.operands[0] == Value(value):
-                if alike(graph, operation.outputs[0], value):
+                if same_numel(graph, operation.outputs[0], value):
                     ways.append(replace(way, value=operation.outputs[0]))
             elif step is not None and (way.stream_weights is None or isinstance(step, Scaling)):
                 ways.append(replace(way, value=operation.outputs[0], steps=(*way.steps, step)))
-            elif operation.name in ADD and isinstance(other, Value) and alike(graph, other.number, value):
+            elif operation.name in ADD and isinstance(other, Value) and same_numel(graph, other.number, value):
                 found = _residual(graph, other.number, upstream, width)
                 if found is not None:
                     total, beside = _with_later_branches(graph, operation.outputs[0])
@@ -107,7 +107,7 @@ def _with_later_branches(graph: Graph, total: int) -> tuple[int, tuple[int, ...]
     while len(trace.consumers[total]) == 1:
         operation = trace.operations[trace.consumers[total][0]]
         other = other_operand(operation, total)
-        if operation.name not in ADD or not isinstance(other, Value) or not alike(graph, other.number, total):
+        if operation.name not in ADD or not isinstance(other, Value) or not same_numel(graph, other.number, total):
             break
         if total in trace.ancestors(other.number):
             break
@@ -123,7 +123,7 @@ def _residual(graph: Graph, value: int, upstream: set[int], width: int) -> tuple
         if value not in graph.trace.producer:
             return None
         operation = graph.trace.operations[graph.trace.producer[value]]
-        tensors = [number for number in operation.inputs if alike(graph, number, value)]
+        tensors = [number for number in operation.inputs if same_numel(graph, number, value)]
         if len(tensors) != 1 or operation.outputs[0] != value:
             return None
         step = constant_step(graph, operation, tensors[0], width)
@@ -157,7 +157,7 @@ def other_operand(operation: Operation, value: int) -> object:
     return right if left == Value(value) else left
 
 
-def alike(graph: Graph, one: int, other: int) -> bool:
+def same_numel(graph: Graph, one: int, other: int) -> bool:
     """Return True if two values have as many numbers."""
     return graph.trace.tensors[one].numel() == graph.trace.tensors[other].numel()
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from normlens.anatomy.graph import ADD, Graph
-from normlens.anatomy.joining import alike, constant_step, other_operand, post_norm
+from normlens.anatomy.joining import constant_step, other_operand, post_norm, same_numel
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import Call, Value
 from normlens.decompose.steps import Normalization, Step
@@ -43,11 +43,11 @@ def follow_to_end(graph: Graph, stream: int) -> Ended:
             other = other_operand(operation, value)
             step = constant_step(graph, operation, value, width)
             if operation.name in LAYOUT and operation.operands[0] == Value(value):
-                if alike(graph, operation.outputs[0], value):
+                if same_numel(graph, operation.outputs[0], value):
                     ways.append((operation.outputs[0], steps))
             elif step is not None:
                 ways.append((operation.outputs[0], (*steps, step)))
-            elif operation.name in ADD and isinstance(other, Value) and alike(graph, other.number, value):
+            elif operation.name in ADD and isinstance(other, Value) and same_numel(graph, other.number, value):
                 if not trace.comes_from(other.number, stream):
                     continue
                 _refuse_attention(graph, other.number)

@@ -16,7 +16,7 @@ from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Operation, Trace, Value
 
 
-def whole_attentions(trace: Trace) -> list[AttentionEvent]:
+def merge_split_attention(trace: Trace) -> list[AttentionEvent]:
     """The attentions of a trace; calls with the same weights whose outputs are laid side by side are one of them."""
     found: list[AttentionEvent] = []
     for event in trace.attentions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normlens.anatomy.declarations import Declaration
-from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Place, Site
+from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Site, TensorRef
 from normlens.anatomy.feed_forward_reading import read_feed_forward
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
@@ -20,7 +20,7 @@ from normlens.anatomy.kinds import Kind
 from normlens.anatomy.layer_end import follow_to_end
 from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
 from normlens.anatomy.output_projection import Projection, find_projection
-from normlens.anatomy.pieces import whole_attentions
+from normlens.anatomy.pieces import merge_split_attention
 from normlens.anatomy.trace import Trace
 from normlens.anatomy.values import find_values
 from normlens.decompose.steps import Step
@@ -48,7 +48,7 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
             f"every attention must be captured: {family!r} made {trace.products} products of weights and values, "
             f"{len(trace.attentions)} were captured; see docs/adding_a_family.md"
         )
-    trace = replace(trace, attentions=whole_attentions(trace))
+    trace = replace(trace, attentions=merge_split_attention(trace))
     branches = [_branch(Graph(family, trace, event), declared) for event in trace.attentions]
     kinds = kinds_of(trace, [branch.joined.residual for branch in branches])
     layers = layer_numbers(trace, kinds)
@@ -128,7 +128,7 @@ def _site(branch: _Branch, kind: Kind, layer: int) -> Site:
     )
 
 
-def _end(graph: Graph, joined: Joined, total: Place, stream: int) -> LayerEnd | str:
+def _end(graph: Graph, joined: Joined, total: TensorRef, stream: int) -> LayerEnd | str:
     """The end of the layer; a sentence where that cannot be read, since only some measures look so far."""
     if joined.stream_weights is not None:
         return f"the layer around {graph.event.path} has several residual streams, which are followed to the first sum alone"

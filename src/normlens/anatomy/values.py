@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normlens.anatomy.description import Place, ValueMap
+from normlens.anatomy.description import TensorRef, ValueMap
 from normlens.anatomy.graph import Graph, Linear
 
 
-def find_values(graph: Graph) -> tuple[Place, ValueMap | None]:
+def find_values(graph: Graph) -> tuple[TensorRef, ValueMap | None]:
     """The input of the first linear map on the way to the values, and that way if it is one affine map."""
     own = _own_start(graph)
     chain: list[Linear] = []

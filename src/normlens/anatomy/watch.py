@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from normlens.anatomy.description import Place
+from normlens.anatomy.description import TensorRef
 from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
 from normlens.anatomy.operations import OpenCall, OperationKey, tensors_in
 from normlens.anatomy.scope import PassScope, unfused
 
-Seen = Callable[[Place, Tensor], None]
+Seen = Callable[[TensorRef, Tensor], None]
 Attended = Callable[[nn.Module, AttentionProduct], None]
 
 
@@ -34,7 +34,7 @@ class _Frame:
     """One open call of a module, and what is looked for in it."""
 
     module: nn.Module
-    wanted: dict[OperationKey, list[Place]]
+    wanted: dict[OperationKey, list[TensorRef]]
     follower: SoftmaxFollower | None
     watching: bool
     call: OpenCall = field(default_factory=OpenCall)
@@ -43,9 +43,9 @@ class _Frame:
 class InternalTensorReader(TorchDispatchMode):
     """Hands each wanted value to `seen` and each followed attention to `attended`, as they appear."""
 
-    def __init__(self, places: Collection[Place], followed: Collection[nn.Module], batch: int) -> None:
+    def __init__(self, places: Collection[TensorRef], followed: Collection[nn.Module], batch: int) -> None:
         super().__init__()
-        self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[Place]]] = defaultdict(
+        self._wanted: dict[tuple[nn.Module, int], dict[OperationKey, list[TensorRef]]] = defaultdict(
             lambda: defaultdict(list)
         )
         for place in places:
@@ -127,7 +127,7 @@ class InternalTensorReader(TorchDispatchMode):
     def _innermost(self) -> _Frame | None:
         return next((frame for frame in reversed(self._frames) if frame.follower is not None), None)
 
-    def _read(self, place: Place, args: Any, result: Any) -> None:
+    def _read(self, place: TensorRef, args: Any, result: Any) -> None:
         index = place.key[0]
         given = args if place.side == "input" else [tensor for _, tensor in tensors_in(result)]
         self._seen(place, given[index])

@@ -29,7 +29,7 @@ class Sloped(Function):
         return slope.mul_(gradient).to(z.dtype), None, None, None
 
 
-class Gated(Function):
+class GatedUnit(Function):
     """`act(a) · b` by the integrated gradient from zero: `b (act(a) - c)/a` to `a`, `c = ∫ act(t a) dt` to `b`."""
 
     @staticmethod

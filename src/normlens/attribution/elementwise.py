@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from normlens.attribution.affine import Gated
+from normlens.attribution.affine import GatedUnit
 from normlens.attribution.lineage import Chain, lineage_of
 from normlens.attribution.operands import Function, as_number, detached, is_live, tensors
 from normlens.decompose.activations import gate_factors
@@ -94,7 +94,7 @@ def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
         return to_a * source + c * other
     active = gate.detach()
     run.freeze(lambda: (source.detach(), other.detach(), active))
-    out: Tensor = Gated.apply(source, other, chain.function, chain.key, active, chain.slope_at_zero)
+    out: Tensor = GatedUnit.apply(source, other, chain.function, chain.key, active, chain.slope_at_zero)
     return out
 
 

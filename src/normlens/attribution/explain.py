@@ -18,11 +18,11 @@ from normlens.anatomy.inputs import rows_of
 from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
-from normlens.attribution.jobs import Asked, Job, JobWriter, Reading
+from normlens.attribution.jobs import Job, JobWriter, Reading, TextQuestion
 from normlens.attribution.observer import TermSelection
 from normlens.attribution.operands import mapped
 from normlens.attribution.proof import (
-    Subject,
+    ProofSettings,
     check_edges,
     check_finite,
     check_layers,
@@ -65,7 +65,9 @@ def explain_texts(
     reading = Reading(options.get("generate", False), options.get("truncate", False), pretokenized)
     write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
     single, rows = as_lists(text, pair, target, pretokenized)
-    jobs = [write(Asked(*row, *which)) for row, which in zip(rows, _for_each_row(len(rows), options), strict=True)]
+    jobs = [
+        write(TextQuestion(*row, *which)) for row, which in zip(rows, _for_each_row(len(rows), options), strict=True)
+    ]
     request.check_fits(resolver.model, [(job.text.lengths, len(job.steps)) for job in jobs])
     explanations: dict[int, Explanation] = {}
     for batch in _batches(lens, resolver.model, jobs, batch_size):
@@ -222,7 +224,7 @@ class _Batch:
         traced.refresh()
         kind = (*traced.kind_of(inputs), request.attention, request.direction is None)
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        subject = Subject(family_of(model), dtype, request.attention)
+        settings = ProofSettings(family_of(model), dtype, request.attention)
         steps = self._numbers(inputs, questions)
         own = None if kind in traced.explain_errors else self._own_numbers(inputs, steps[0])
         with PassScope(model, grad=True):
@@ -234,11 +236,11 @@ class _Batch:
                 integrated=request.attention == "integrated",
                 record=own is not None,
             )
-            check_layers(run.observer.layers, lambda on_inputs: self._traced_layers(inputs, on_inputs), subject)
-            terms = self._terms(run, steps, subject)
+            check_layers(run.observer.layers, lambda on_inputs: self._traced_layers(inputs, on_inputs), settings)
+            terms = self._terms(run, steps, settings)
             if own is not None:
-                output_error = check_number(terms[0], *own, subject)
-                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, subject)
+                output_error = check_number(terms[0], *own, settings)
+                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, settings)
                 traced.explain_errors[kind] = replay_error, output_error
         if request.baseline == "mean":
             terms = [each.beyond_baseline() for each in terms]
@@ -257,15 +259,15 @@ class _Batch:
             steps.append(Numbers(asked, self.request.direction, self.resolver.probability, length))
         return steps
 
-    def _terms(self, run: Run, steps: Sequence[Numbers], subject: Subject) -> list[Terms]:
+    def _terms(self, run: Run, steps: Sequence[Numbers], settings: ProofSettings) -> list[Terms]:
         """The terms of each step, which must add up."""
         terms = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
         if run.observer.mixed_rows:
             raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
         for each, numbers in zip(terms, steps, strict=True):
-            check_finite(each.value, subject.family)
-            check_sums(each, subject, numbers.sizes)
-            check_edges(each, subject, numbers.sizes)
+            check_finite(each.value, settings.family)
+            check_sums(each, settings, numbers.sizes)
+            check_edges(each, settings, numbers.sizes)
         return terms
 
     def _traced_layers(self, inputs: Mapping[str, Any], on_inputs: bool) -> tuple[LayerCall, ...]:

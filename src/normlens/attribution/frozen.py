@@ -19,7 +19,7 @@ from normlens.attribution.affine import Sloped
 from normlens.attribution.edges import AttentionWeights
 from normlens.attribution.elementwise import apply_activation
 from normlens.attribution.integrated import Weights
-from normlens.attribution.layers import Place
+from normlens.attribution.layers import OpSite
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
 from normlens.attribution.operands import Function, is_live, mapped, tensors
 from normlens.attribution.rules import RULES, words
@@ -83,13 +83,13 @@ class PassListener(Protocol):
     def changing(self, tensor: Tensor) -> None:
         """Save a tensor that is about to be changed in place."""
 
-    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> Place:
+    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> OpSite:
         """Collect the term of a constant that was added."""
 
     def shadow_constant(self, value: Tensor) -> Tensor:
         """Add a constant to the stream without branches."""
 
-    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[Place, ...]) -> None:
+    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[OpSite, ...]) -> None:
         """Collect the term of a block's output in the residual sum."""
 
     def kind_of_attention(self, values: Tensor) -> str:
@@ -123,7 +123,7 @@ class FrozenPass(TorchFunctionMode):
         self._next = 0
         self._name = ""  # of the operation whose rule runs
         self._operands: Any = ()
-        self._added: Place | None = None  # where the rule has just added a constant
+        self._added: OpSite | None = None  # where the rule has just added a constant
 
     # ---- what is held --------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class FrozenPass(TorchFunctionMode):
 
         self._on_stream(out, x, again, None if beta is None else self._added)
 
-    def _on_stream(self, out: Tensor, x: Tensor, again: Function, shift: Place | None = None) -> None:
+    def _on_stream(self, out: Tensor, x: Tensor, again: Function, shift: OpSite | None = None) -> None:
         """Follow the residual stream through an operation; `again` does the same to the one without branches."""
         before = lineage_of(x)
         if before is None or not before.stream:

@@ -15,7 +15,7 @@ from normlens.lens import Lens
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextQuestion:
     """One row as a user asks for it."""
 
     text: Text
@@ -52,7 +52,7 @@ class JobWriter:
         self._encoder: TextEncoder = lens.encoder
         self._two_sided = is_encoder_decoder(self._model)
 
-    def __call__(self, asked: Asked) -> Job:
+    def __call__(self, asked: TextQuestion) -> Job:
         """The job of one row."""
         if self._reading.generate:
             return self._generated(asked)
@@ -70,13 +70,13 @@ class JobWriter:
         self._check_several(asked, ids)
         return self._continued(text, ids)
 
-    def _encoded(self, asked: Asked) -> EncodedText:
+    def _encoded(self, asked: TextQuestion) -> EncodedText:
         if self._two_sided and asked.target is None and self._resolver.head == "sequence":
             return self._prompt(asked)  # it feeds its own input to its decoder
         how = self._reading
         return self._encoder(asked.text, asked.pair, asked.target, truncate=how.truncate, pretokenized=how.pretokenized)
 
-    def _prompt(self, asked: Asked) -> EncodedText:
+    def _prompt(self, asked: TextQuestion) -> EncodedText:
         how = self._reading
         return self._encoder.prompt(asked.text, asked.pair, truncate=how.truncate, pretokenized=how.pretokenized)
 
@@ -92,7 +92,7 @@ class JobWriter:
 
     # ---- an output of several tokens, and what the model writes ----------------------------------------------------
 
-    def _check_several(self, asked: Asked, ids: Sequence[int]) -> None:
+    def _check_several(self, asked: TextQuestion, ids: Sequence[int]) -> None:
         if self._resolver.head != "causal":
             tokens = ", ".join(map(repr, self._resolver.tokenizer.convert_ids_to_tokens(list(ids))))
             model = type(self._model).__name__
@@ -109,7 +109,7 @@ class JobWriter:
         row = self._encoder.continued(text, ids[:-1])
         return Job(row, tuple(Question(last + i, token) for i, token in enumerate(ids)), True)
 
-    def _written(self, asked: Asked) -> Job:
+    def _written(self, asked: TextQuestion) -> Job:
         """An encoder-decoder without a target: the output is what it is made to write from the start."""
         if asked.position is not None:
             raise InputError(
@@ -124,7 +124,7 @@ class JobWriter:
         steps = tuple(Question(i, token, against) for i, token in enumerate(ids))
         return Job(row, steps, len(ids) > 1)
 
-    def _generated(self, asked: Asked) -> Job:
+    def _generated(self, asked: TextQuestion) -> Job:
         """The text that the model writes, greedily."""
         if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
             raise InputError(

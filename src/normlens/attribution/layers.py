@@ -13,7 +13,7 @@ from normlens.anatomy.scope import PassScope
 
 
 @dataclass
-class Place:
+class OpSite:
     """A place in a pass: the layer (as the model runs them), the part of it, and whether inside of a layer."""
 
     layer: int
@@ -43,9 +43,9 @@ class Layers:
                 scope.before(unit, self._enter(name, _is_norm(unit)))
                 scope.after(unit, self._leave, always=True)
 
-    def place(self, kind: str | None, blocks: int) -> Place:
+    def place(self, kind: str | None, blocks: int) -> OpSite:
         """The present place of the pass."""
-        return Place(self.number, self.followed.inside, self._units[0] if self._units else "", kind, blocks)
+        return OpSite(self.number, self.followed.inside, self._units[0] if self._units else "", kind, blocks)
 
     def mark(self, kind: str) -> None:
         """The part that runs is a block of this kind."""
@@ -54,7 +54,7 @@ class Layers:
         if self._units:
             self._kinds[self.number, self._units[0]] = kind
 
-    def block_at(self, place: Place) -> str:
+    def block_at(self, place: OpSite) -> str:
         """The kind of block to which a place in a layer belongs.
 
         A normalization that stands directly in the layer belongs to the part that it feeds, or, where the residual stream

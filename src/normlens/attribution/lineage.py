@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normlens.attribution.layers import Place
+from normlens.attribution.layers import OpSite
 
 _NAME = "_normlens_lineage"
 
@@ -64,7 +64,7 @@ class Lineage:
         self.kind: str | None = None  # the block in whose branch it stands: attention, cross_attention, mixer
         self.stream = False  # whether it is the residual stream itself
         self.parts: tuple[Tensor, ...] | None = None  # summands that are outputs of blocks of their own
-        self.shifts: tuple[Place, ...] = ()  # where constants were added to the stream since the last block
+        self.shifts: tuple[OpSite, ...] = ()  # where constants were added to the stream since the last block
         self.weights: Any = None  # attention weights: how they came from their scores
         self.shadow: Tensor | None = None  # the stream without its branches, for `direct`
         self.replaced: Tensor | None = None  # the leaf that took the place of these input vectors

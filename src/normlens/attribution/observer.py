@@ -21,7 +21,7 @@ from normlens.anatomy.inputs import sequences_first
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.frozen import SavedTensor
-from normlens.attribution.layers import Layers, Place
+from normlens.attribution.layers import Layers, OpSite
 from normlens.attribution.lineage import Lineage, lineage_of, remember
 from normlens.attribution.lookups import Root, follow, look_up
 from normlens.attribution.operands import mapped, tensors
@@ -75,7 +75,7 @@ class Attention:
 
 
 @dataclass
-class Block:
+class BlockTerm:
     """The output of one block as it enters the residual sum."""
 
     layer: int
@@ -144,11 +144,11 @@ class Observer:
         self.stacks: list[Stack] = []
         self.shadows: list[Tensor | None] = []  # the entrance of each stack's stream without branches
         self.roots: list[Root] = []
-        self.constants: list[tuple[Place, Tensor]] = []
+        self.constants: list[tuple[OpSite, Tensor]] = []
         self.shadow_constants: list[Tensor] = []
         self.crossings: list[Crossing] = []
         self.attentions: list[Attention] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[BlockTerm] = []
         self.mixed_rows = False
         self.looks_back = False  # whether a layer uses what was made before the first one
         self._kept: dict[int, list[SavedTensor]] = {}
@@ -342,7 +342,7 @@ class Observer:
 
     def to_host(self) -> None:
         """After a backward pass: what it brought, in float64 on the host. A device is waited for once, not at each place."""
-        places: list[Entrance | Block | Crossing] = [*self.entrances, *self.blocks, *self.crossings]
+        places: list[Entrance | BlockTerm | Crossing] = [*self.entrances, *self.blocks, *self.crossings]
         with_given = [x for x in places if x.given is not None]
         with_heads = [attention for attention in self.attentions if attention.heads is not None]
         given = [x.given for x in with_given] + [attention.heads for attention in with_heads]
@@ -437,7 +437,7 @@ class Observer:
         lineage.alias = (layer, alias)
         return alias
 
-    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> Place:
+    def constant(self, out: Tensor, value: Callable[[], Any], kind: str | None) -> OpSite:
         """Read what a constant gives; `kind`: of the block in whose branch it is added, where that is known."""
         place = self.layers.place(kind, len(self.blocks))
 
@@ -508,7 +508,7 @@ class Observer:
 
         self.listen(out, read)
 
-    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[Place, ...]) -> None:
+    def block(self, out: Tensor, branch: Tensor, lineage: Lineage, shifts: tuple[OpSite, ...]) -> None:
         """A block's output enters the residual sum; `shifts`: what was added to the stream before it."""
         _goes_on(shifts)
         if self.replayed is not None or not (self.wanted.blocks or self.wanted.direct):
@@ -516,7 +516,7 @@ class Observer:
         found = lineage_of(branch)
         for part in (branch,) if found is None or found.parts is None else found.parts:
             mine = lineage_of(part)
-            block = Block(self.layer, (mine.kind if mine is not None else None) or "feed_forward", part)
+            block = BlockTerm(self.layer, (mine.kind if mine is not None else None) or "feed_forward", part)
             self.blocks.append(block)
             if self.wanted.blocks and part.requires_grad:
                 # At the sum: a part may be used once more on its way there (`y + g(y)`), and that use is another part's.
@@ -528,7 +528,7 @@ class Observer:
             self.last = FinalStream(out, lineage.shadow)
             self.listen(out, self._last_reader(self.last))
 
-    def _block_reader(self, block: Block, kept: SavedTensor) -> Callable[[Tensor], None]:
+    def _block_reader(self, block: BlockTerm, kept: SavedTensor) -> Callable[[Tensor], None]:
         """Read what a part of the residual sum gave, where its positions can be told."""
         rows, positions = axes = self.entrances[-1].axes
         vectors = self.stacks[self.side or 0].entrance.vectors
@@ -560,7 +560,7 @@ class Observer:
         return leaf
 
 
-def _goes_on(shifts: tuple[Place, ...]) -> None:
+def _goes_on(shifts: tuple[OpSite, ...]) -> None:
     """The stream goes on with these constants in it: they stand after a block, not before one."""
     for place in shifts:
         place.on_stream = True

@@ -24,8 +24,8 @@ _REPLAY_TOLERANCE = 10
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The subject of a proof, for the tolerance and for the message."""
+class ProofSettings:
+    """The settings of a proof, for the tolerance and for the message."""
 
     family: str
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Subject:
         return max(TOLERANCE[self.dtype], _INTEGRATED_TOLERANCE if self.attention == "integrated" else 0.0)
 
 
-def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], subject: Subject) -> None:
+def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], settings: ProofSettings) -> None:
     """The pass must have followed the layers and attentions that a trace of the model has.
 
     Terms of a pass that missed layers add up too. `traced(False)` is the trace on a few tokens, `traced(True)` on the inputs
@@ -52,7 +52,7 @@ def check_layers(layers: Layers, traced: Callable[[bool], Sequence[LayerCall]], 
         if layers.followed.calls == [call.module for call in expected] and attending <= layers.attending:
             return
     raise AnatomyError(
-        f"explain() followed {len(layers.followed.calls)} layers of {subject.family!r}, {len(layers.attending)} with "
+        f"explain() followed {len(layers.followed.calls)} layers of {settings.family!r}, {len(layers.attending)} with "
         f"attention, and a trace of the model has {len(expected)} and {len(attending)}; please report it"
     )
 
@@ -72,7 +72,7 @@ def _largest(absolute: Tensor, sizes: Tensor | None) -> Tensor:
     return largest.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
+def check_sums(terms: Terms, settings: ProofSettings, sizes: Tensor | None = None) -> None:
     """The terms must add up to the number at the entrance of every layer.
 
     A difference of two logits, and a sum along a direction, is rounded as its parts are, however small it is itself:
@@ -80,16 +80,16 @@ def check_sums(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> N
     """
     gaps = terms.distances / _largest(terms.absolute, sizes).unsqueeze(1)
     worst = float(gaps.max()) if bool(torch.isfinite(gaps).all()) else float("nan")
-    if not worst <= subject.tolerance:
+    if not worst <= settings.tolerance:
         cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
         raise DecompositionError(
-            f"the terms must add up to the number at the entrance of every layer: in {subject.family!r}, layer "
-            f"{cut.number}, they miss it by {worst:.1e} of the sum of absolute terms (allowed: {subject.tolerance:.0e}); "
+            f"the terms must add up to the number at the entrance of every layer: in {settings.family!r}, layer "
+            f"{cut.number}, they miss it by {worst:.1e} of the sum of absolute terms (allowed: {settings.tolerance:.0e}); "
             "this model cannot be explained, please report it"
         )
 
 
-def check_edges(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> None:
+def check_edges(terms: Terms, settings: ProofSettings, sizes: Tensor | None = None) -> None:
     """Check that the edges of an attention add up to the terms of its heads.
 
     Heads are read off the attention's output, edges are made of weights and values: weights of another attention, or of
@@ -97,30 +97,30 @@ def check_edges(terms: Terms, subject: Subject, sizes: Tensor | None = None) -> 
     """
     largest = _largest(terms.absolute, sizes)
     # They are found one product after another, and rounded more often than what passes the model itself.
-    allowed = 10 * TOLERANCE[subject.dtype]
+    allowed = 10 * TOLERANCE[settings.dtype]
     for _, layer, distances in terms.edge_distances:
         worst = float((distances / largest).nan_to_num(torch.inf).max())
         if not worst <= allowed:
             raise DecompositionError(
-                f"the edges of an attention must add up to what its heads gave: in {subject.family!r}, layer {layer}, they "
+                f"the edges of an attention must add up to what its heads gave: in {settings.family!r}, layer {layer}, they "
                 f"miss it by {worst:.1e} of the sum of absolute terms (allowed: {allowed:.0e}); leave edges out of "
                 "parts=[…], and please report it"
             )
 
 
-def check_number(terms: Terms, own: Tensor, largest: float, subject: Subject) -> float:
+def check_number(terms: Terms, own: Tensor, largest: float, settings: ProofSettings) -> float:
     """The number must be what the model puts out when nobody looks; gives the distance over its largest logit."""
-    size = max(largest, float(own.abs().max()), torch.finfo(subject.dtype).tiny)
+    size = max(largest, float(own.abs().max()), torch.finfo(settings.dtype).tiny)
     distance = float((terms.value - own).abs().max()) / size
-    if not distance <= TOLERANCE[subject.dtype]:
+    if not distance <= TOLERANCE[settings.dtype]:
         raise DecompositionError(
-            f"the explained number must be the model's own: in {subject.family!r} it differs by {distance:.1e} of its "
-            f"largest logit (allowed: {TOLERANCE[subject.dtype]:.0e}); please report it"
+            f"the explained number must be the model's own: in {settings.family!r} it differs by {distance:.1e} of its "
+            f"largest logit (allowed: {TOLERANCE[settings.dtype]:.0e}); please report it"
         )
     return distance
 
 
-def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, subject: Subject) -> float:
+def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, settings: ProofSettings) -> float:
     """The frozen map, run forwards on input vectors times random numbers, must give the terms times the same numbers."""
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(t.shape, generator=generator) for t in terms.tokens]
@@ -132,10 +132,10 @@ def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, s
     for given in terms.constants.values():
         expected, scale = expected + given, scale + given.abs()
     gap = float(((found - expected).abs() / _largest(torch.maximum(scale, terms.absolute), sizes)).max())
-    allowed = _REPLAY_TOLERANCE * TOLERANCE[subject.dtype]
+    allowed = _REPLAY_TOLERANCE * TOLERANCE[settings.dtype]
     if not gap <= allowed:
         raise DecompositionError(
-            f"the frozen map must be affine: in {subject.family!r}, with the input vectors multiplied by random numbers, it "
+            f"the frozen map must be affine: in {settings.family!r}, with input vectors multiplied by random numbers, it "
             f"misses the sum of the terms by {gap:.1e} of their absolute sum (allowed: {allowed:.0e}); something in this "
             "model is not held as the rules say, please report it"
         )

@@ -16,7 +16,7 @@ from normlens.anatomy.interface import use_implementation
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import TopEdges, with_heads
 from normlens.attribution.frozen import FrozenPass
-from normlens.attribution.layers import Place
+from normlens.attribution.layers import OpSite
 from normlens.attribution.lookups import Positions, Root, mark_ids
 from normlens.attribution.observer import Observer, Replayed, TermSelection, by_position
 from normlens.attribution.patches import expose_hidden_ops
@@ -290,7 +290,7 @@ class Run:
             given = given.masked_fill(mask.cpu() == 0, 0.0)
         return given
 
-    def _where(self, place: Place) -> Where:
+    def _where(self, place: OpSite) -> Where:
         """Stack, layer and block of a constant: after a stack's last layer it is the head's."""
         observer = self.observer
         if place.layer == 0:

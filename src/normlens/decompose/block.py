@@ -86,7 +86,7 @@ def stage_steps(
 
 
 @dataclass(frozen=True)
-class LayerEnd:
+class LayerEndTensors:
     """The end of the layer after the attention block: the last residual sum, and the normalization that follows it."""
 
     total: Float[Tensor, "batch query model"]
@@ -150,7 +150,7 @@ class Block:
     #: A gate on the heads' outputs with a number for each query and coordinate: see `decompose.gates`.
     gate: Float[Tensor, "batch query head width"] | None = None
     #: The rest of the layer, where a measure looks that far.
-    end: LayerEnd | None = None
+    end: LayerEndTensors | None = None
     _cache: dict[tuple[str, object], Any] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property

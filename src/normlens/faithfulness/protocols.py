@@ -43,7 +43,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProtocolInput:
     """The input of a protocol: one file's items, and how tokens are taken away."""
 
     lens: Lens
@@ -62,13 +62,13 @@ class Protocol:
 
     name: str
     columns: tuple[Column, ...]
-    function: Callable[[Asked, Mapping[str, Scores], Mapping[str, Method]], dict[str, Found]]
+    function: Callable[[ProtocolInput, Mapping[str, Scores], Mapping[str, Method]], dict[str, Found]]
 
 
 # ---- evidence --------------------------------------------------------------------------------------------------------
 
 
-def evidence(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
+def evidence(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
     """Reciprocal rank of the tokens that are known to decide, by what speaks for the right word."""
     known = asked.sample.evidence
     if known is None:
@@ -84,7 +84,7 @@ def evidence(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, M
 # ---- deletion and insertion ------------------------------------------------------------------------------------------
 
 
-def deletion(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
+def deletion(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
     """Drops of the output's probability when tokens are taken away, most important first, and least important first.
 
     comprehensiveness  mean over ERASER's bins of p(x) - p(x without the top tokens)
@@ -143,7 +143,7 @@ def _plan(item: Item, places: Sequence[int], numbers: np.ndarray) -> dict[str, l
 # ---- agreement -------------------------------------------------------------------------------------------------------
 
 
-def agreement(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
+def agreement(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
     """Spearman with erasure and with gradient x input, over the tokens of each item.
 
     Numbers without a sign are compared with absolute values. Leave-one-out sees no interactions: agreement with it is
@@ -170,7 +170,7 @@ def agreement(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, 
 # ---- sanity ----------------------------------------------------------------------------------------------------------
 
 
-def sanity(asked: Asked, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
+def sanity(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mapping[str, Method]) -> dict[str, Found]:
     """Do the numbers change when the weights are shuffled (they must), by padding, batch or type (they must not)?
 
     The layers are shuffled one after the other from the last to the first; `randomized` is the mean over these stages of

@@ -21,9 +21,9 @@ from normlens.faithfulness.protocols import (
     DECOMPX_SHARES,
     ERASER_BINS,
     SANITY_ITEMS,
-    Asked,
     Column,
     Protocol,
+    ProtocolInput,
     find_protocols,
 )
 from normlens.faithfulness.ranking import TIES
@@ -145,7 +145,7 @@ def study(
         tell(f"{sample.name}: methods", len(chosen), len(chosen))
         for done, protocol in enumerate(asked):
             tell(f"{sample.name}: protocols", done, len(asked))
-            found = protocol.function(Asked(lens, sample, way), scores, {m.name: m for m in chosen})
+            found = protocol.function(ProtocolInput(lens, sample, way), scores, {m.name: m for m in chosen})
             for name, columns in found.items():
                 for column, given in columns.items():
                     numbers[column].setdefault(name, []).append(given)

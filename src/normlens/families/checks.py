@@ -59,7 +59,7 @@ class FamilyReport:
         return asdict(self)
 
 
-def survey(family: str) -> FamilyReport:
+def check_family(family: str) -> FamilyReport:
     """Check one family; whatever goes wrong is its reason for refusal."""
     mapping = families()[family]
     try:

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from normlens.errors import NormlensError
-from normlens.families.checks import FamilyReport, survey
+from normlens.families.checks import FamilyReport, check_family
 from normlens.families.tiny import families
 
 _HEADER = """# Model families
@@ -82,7 +82,7 @@ _BEYOND_TEXT = """`analyze_inputs` serves these encoders as well, since nothing 
 proved in the tests): images {}; sounds {}."""
 
 
-def survey_all(
+def check_families(
     names: Sequence[str] | None = None,
     *,
     workers: int | None = None,
@@ -95,14 +95,14 @@ def survey_all(
     reports: list[FamilyReport] = []
     if count == 1:
         for name in chosen:
-            reports.append(survey(name))
+            reports.append(check_family(name))
             progress(len(reports), len(chosen))
         return reports
     # Spawned and not forked: a forked child inherits PyTorch's threads in whatever state they are.
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker) as pool:
-            for report in pool.map(survey, chosen, chunksize=4):
+            for report in pool.map(check_family, chosen, chunksize=4):
                 reports.append(report)
                 progress(len(reports), len(chosen))
     except BrokenProcessPool as error:

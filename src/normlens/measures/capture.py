@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Place, Site
+from normlens.anatomy.description import Anatomy, Site, TensorRef
 from normlens.anatomy.follow import AttentionProduct
 from normlens.anatomy.inputs import rows_of
 from normlens.anatomy.interface import AttentionCall, Rounding, intercept_attention
@@ -36,7 +36,7 @@ class SiteCapture:
     pairs: PairResults | None = None  # of standard attention, which is computed here
     alpha: Tensor | None = None  # the weights and outputs of the family's own attention function
     heads: Tensor | None = None
-    tensors: dict[Place, Tensor] = field(default_factory=dict)
+    tensors: dict[TensorRef, Tensor] = field(default_factory=dict)
     dtypes: set[torch.dtype] = field(default_factory=set)  # in which the model computed them
     calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # values and outputs of a site's several calls
 
@@ -86,8 +86,8 @@ class Capture:
         self._attentions = 0
         self._order = [n for n, site in enumerate(anatomy.sites) for _ in range(site.calls)]
         self._calls: dict[tuple[nn.Module, str], int] = defaultdict(int)
-        self._at_boundary: dict[tuple[nn.Module, str, int], list[tuple[int, Place]]] = defaultdict(list)
-        self._inside: dict[Place, list[int]] = defaultdict(list)
+        self._at_boundary: dict[tuple[nn.Module, str, int], list[tuple[int, TensorRef]]] = defaultdict(list)
+        self._inside: dict[TensorRef, list[int]] = defaultdict(list)
         for n, capture in self.open.items():
             for place in capture.plan.places:
                 if place.operation is None:
@@ -135,12 +135,12 @@ class Capture:
                 raise AnatomyError(f"a tensor is read at the {place}: nothing stood there in this run")
             self._record(n, place, tensor)
 
-    def _record_inside(self, place: Place, tensor: Tensor) -> None:
+    def _record_inside(self, place: TensorRef, tensor: Tensor) -> None:
         for n in self._inside[place]:
             if n in self.open:
                 self._record(n, place, tensor)
 
-    def _record(self, n: int, place: Place, tensor: Tensor) -> None:
+    def _record(self, n: int, place: TensorRef, tensor: Tensor) -> None:
         capture = self.open[n]
         capture.tensors[place] = tensor.clone() if place.changes else tensor
         if tensor.is_floating_point():  # a router's choices are not

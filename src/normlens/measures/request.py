@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Place, Site
+from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, Site, TensorRef
 from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
@@ -48,7 +48,7 @@ class SitePlan:
     pairs: PairRequest  # what these need of the site's pairs
     end: LayerEnd | None  # the end of the layer, where a measure looks past the attention block
     feed_forward: FeedForward | None  # where a measure looks into it
-    places: frozenset[Place]  # the tensors that a pass must capture
+    places: frozenset[TensorRef]  # the tensors that a pass must capture
 
     @classmethod
     def of(cls, site: Site, measures: Sequence[str], mixing: Sequence[str], by_word: bool) -> SitePlan:

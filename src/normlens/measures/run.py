@@ -15,15 +15,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normlens.anatomy.description import Anatomy, Gate, LayerEnd, Place
+from normlens.anatomy.description import Anatomy, Gate, LayerEnd, TensorRef
 from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.kinds import Kind
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.scope import PassScope
 from normlens.anatomy.traced_model import TracedModel
 from normlens.decompose.attention import Scratch
-from normlens.decompose.block import Block
-from normlens.decompose.block import LayerEnd as LayerEndTensors
+from normlens.decompose.block import Block, LayerEndTensors
 from normlens.decompose.devices import HostCopies
 from normlens.decompose.gates import added_groups, factors, gated_pairs
 from normlens.decompose.grams import repeat_values
@@ -329,7 +328,7 @@ def _stepped_residual(steps: tuple[Step, ...], residual: Tensor) -> tuple[Tensor
 
 
 def _layer_end(
-    capture: SiteCapture, end: LayerEnd, tensors: Mapping[Place, Tensor], entering: Tensor
+    capture: SiteCapture, end: LayerEnd, tensors: Mapping[TensorRef, Tensor], entering: Tensor
 ) -> LayerEndTensors:
     """The rest of the layer, where a measure looks so far."""
     described, weights = capture.plan.feed_forward, capture.feed_forward
@@ -347,7 +346,7 @@ def _layer_end(
     return LayerEndTensors(tensors[end.total], capture.prepared.end_norm, normalized, feed_forward)
 
 
-def _by_position(place: Place, tensor: Tensor, batch: int) -> Tensor:
+def _by_position(place: TensorRef, tensor: Tensor, batch: int) -> Tensor:
     """A captured tensor as (batch, position, width)."""
     if place.sequence_first:
         return tensor.reshape(-1, batch, tensor.shape[-1]).transpose(0, 1)

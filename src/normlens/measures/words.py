@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normlens.decompose.block import Block, LayerEnd
+from normlens.decompose.block import Block, LayerEndTensors
 from normlens.decompose.stages import Stage
 from normlens.measures.table import MEASURES, SiteValues, measure_block
 from normlens.options import WordMode
@@ -135,7 +135,7 @@ class _SequenceRows:
             end=self._end(),
         )
 
-    def _end(self) -> LayerEnd | None:
+    def _end(self) -> LayerEndTensors | None:
         end = self._block.end
         if end is None:
             return None

@@ -28,7 +28,7 @@ def families(
     ] = None,
 ) -> None:
     """Check every text model family of the installed transformers on a tiny random-weight model."""
-    from normlens.families.table import as_markdown, counts, sites_text, survey_all
+    from normlens.families.table import as_markdown, check_families, counts, sites_text
     from normlens.families.tiny import families as known
 
     unknown = [name for name in names or () if name not in known()]
@@ -38,7 +38,7 @@ def families(
             "run `normlens families` without names to see them all"
         )
     with progress_bar("families") as progress:
-        reports = survey_all(names, workers=workers, progress=progress)
+        reports = check_families(names, workers=workers, progress=progress)
     if as_json:
         print_json([report.to_dict() for report in reports])
         return
