@@ -10,7 +10,8 @@ from scipy import stats
 
 from normlens.errors import InputError
 from normlens.faithfulness.bootstrap import difference, estimate
-from normlens.faithfulness.ranking import order, ranks, reciprocal_rank, spearman
+from normlens.faithfulness.ranking import order, ranks, reciprocal_rank
+from normlens.statistics import spearman
 
 NUMBERS = st.lists(st.integers(-5, 5).map(float), min_size=3, max_size=9).map(np.array)
 

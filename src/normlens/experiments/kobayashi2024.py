@@ -33,6 +33,7 @@ from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.style import numbered_style
 from normlens.provenance import versions
 from normlens.results.analysis import Analysis, SiteAnalysis, row_shares
+from normlens.statistics import spearman
 
 NAME = "kobayashi2024"
 #: A map costs about half as many feed-forward passes as there are tokens, so the defaults are small.
@@ -198,18 +199,6 @@ def pairs_of(kind: str, length: int) -> Bool[np.ndarray, "query key"]:
 
 def _rhos(site: SiteAnalysis, before: str, after: str, kept: Bool[np.ndarray, "query key"]) -> list[float]:
     return [spearman(a[kept], b[kept]) for a, b in zip(site[before].values, site[after].values, strict=True)]
-
-
-def spearman(x: Float[np.ndarray, " pair"], y: Float[np.ndarray, " pair"]) -> float:
-    """The rank correlation, ties by their mean rank.
-
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0]))
-    0.5
-    """
-    a, b = (pd.Series(np.asarray(values, dtype=np.float64)).rank().to_numpy() for values in (x, y))
-    a, b = a - a.mean(), b - b.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / size if size > 0 else float("nan")
 
 
 def _pairs(

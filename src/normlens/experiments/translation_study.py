@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 
@@ -30,6 +29,7 @@ from normlens.lens import Lens
 from normlens.measures.run import SiteResult
 from normlens.options import Setting
 from normlens.provenance import versions
+from normlens.statistics import spearman
 
 #: What stands for weights and norms: summed over heads, and head by head.
 Quantity = Literal["weights", "norms"]
@@ -189,8 +189,7 @@ class AlignmentErrors:
 
     def spearman(self, setting: Setting) -> float:
         """Rank correlation of a head's AER (by its norms) with its mean norm."""
-        ranks = [pd.Series(values.ravel()).rank() for values in (self.by_head[setting]["norms"], self.mean_norm)]
-        return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+        return spearman(self.by_head[setting]["norms"].ravel(), self.mean_norm.ravel())
 
     @property
     def largest_norm_head(self) -> tuple[int, int]:

@@ -16,10 +16,11 @@ from normlens.errors import InputError
 from normlens.faithfulness.erasure import erasure, removable, without
 from normlens.faithfulness.gradients import gradient_x_input
 from normlens.faithfulness.items import Item, probabilities
-from normlens.faithfulness.ranking import order, reciprocal_rank, spearman
+from normlens.faithfulness.ranking import order, reciprocal_rank
 from normlens.faithfulness.samples import Sample
 from normlens.faithfulness.sanity import in_double, moved, shuffled
 from normlens.options import Removal
+from normlens.statistics import spearman
 
 if TYPE_CHECKING:
     from normlens.faithfulness.methods import Method
@@ -162,7 +163,7 @@ def agreement(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mappi
             pairs = []
             for own, a, b in zip(places, found, theirs, strict=True):
                 x, y = np.asarray(a)[list(own)], np.asarray(b)[list(own)]
-                pairs.append(spearman(x, y if methods[name].signed else np.abs(y)))
+                pairs.append(spearman(x, y if methods[name].signed else np.abs(y), fewest=3))
             results[name][f"agreement_{other}"] = np.array(pairs)
     return results
 
@@ -183,7 +184,7 @@ def sanity(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mapping[
         own = scores[name][: len(few)]
         rhos = []
         for stage in stages():
-            rhos.append([abs(spearman(a, b)) for a, b in zip(own, method.scores(stage, few), strict=True)])
+            rhos.append([abs(spearman(a, b, fewest=3)) for a, b in zip(own, method.scores(stage, few), strict=True)])
         alone = [method.scores(asked.lens, [item])[0] for item in few]
         results[name] = {
             "randomized": np.nanmean(np.array(rhos), 0),

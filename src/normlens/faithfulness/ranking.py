@@ -40,15 +40,3 @@ def reciprocal_rank(numbers: np.ndarray, wanted: Collection[int]) -> float:
 def order(numbers: np.ndarray, places: Sequence[int]) -> list[int]:
     """The places, largest number first; the earlier one first among equals."""
     return sorted(places, key=lambda k: (-float(numbers[k]), k))
-
-
-def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Correlation of ranks; not a number where one side is all ties, or there are fewer than three.
-
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 25.0]))
-    1.0
-    """
-    first, second = ranks(a), ranks(b)
-    if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return float("nan")
-    return float(np.corrcoef(first, second)[0, 1].round(12))
