@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from benchmarks.speed import Spread, _peak, _reset_peak, _status, in_turns
 from normlens.attribution.affine import slope_of
-from normlens.attribution.observer import Wanted
-from normlens.attribution.proof import Subject, check_sums
+from normlens.attribution.observer import TermSelection
+from normlens.attribution.proof import ProofSettings, check_sums
 from normlens.attribution.terms import Run
 from normlens.lens import Lens
 
-TOKENS = Wanted()
-KEPT = Wanted(heads=True, blocks=True, direct=True)  # by default: all but edges
-ALL = Wanted(heads=True, edges=True, blocks=True, direct=True)
+TOKENS = TermSelection()
+KEPT = TermSelection(heads=True, blocks=True, direct=True)  # by default: all but edges
+ALL = TermSelection(heads=True, edges=True, blocks=True, direct=True)
 #: What is promised, as ratios to gradient x input.
 PROMISED = {"tokens": 1.15, "kept": 1.5, "all": 1.5, "integrated": 2.5}
 #: And against carrying every position's vector through every layer, at 128 tokens.
@@ -93,10 +93,10 @@ def gradient_times_input(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
-def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: Wanted, chosen: bool = False) -> Any:
+def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: TermSelection, chosen: bool = False) -> Any:
     """The terms with the proof of every run; what is proved once per model is no part of it."""
-    terms = Run(model, inputs, wanted, chosen=chosen).explain(first_logit)
-    check_sums(terms, Subject("benchmark", torch.float32, "integrated" if chosen else "fixed"))
+    terms = Run(model, inputs, wanted, integrated=chosen).explain(first_logit)
+    check_sums(terms, ProofSettings("benchmark", torch.float32, "integrated" if chosen else "fixed"))
     return terms
 
 
@@ -110,7 +110,7 @@ def ratios(
             "tokens": lambda: explained(model, inputs, TOKENS),
             "kept": lambda: explained(model, inputs, KEPT),
             "all": lambda: explained(model, inputs, ALL),
-            "integrated": lambda: explained(model, inputs, TOKENS, chosen=True),
+            "integrated": lambda: explained(model, inputs, TOKENS, integrated=True),
         },
         rounds,
         clock,

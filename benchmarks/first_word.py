@@ -19,9 +19,10 @@ import transformers
 import normlens
 from normlens.faithfulness.items import Item, values
 from normlens.faithfulness.methods import scores
-from normlens.faithfulness.ranking import reciprocal_rank, spearman
+from normlens.faithfulness.ranking import reciprocal_rank
 from normlens.faithfulness.samples import BAD, GOOD, PREFIX
 from normlens.lens import Lens
+from normlens.statistics import spearman
 
 #: Words that neither allow nor forbid what follows, and the one that does allow it.
 NEUTRAL = ("Perhaps", "So", "Then", "Today", "Here", "But", "Maybe", "And")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from normlens.cli.analyze import print_tables, write_files
+from normlens.cli.commands.analyze import write_files
 from normlens.cli.options import open_lens
+from normlens.cli.terminal import console
 from normlens.inputs.tokens import readable
 from normlens.io.writing import writable_folder
 from normlens.measures.table import BLOCK_MAPS
@@ -63,7 +64,7 @@ def main() -> None:
         return
     folder = writable_folder(arguments.out)
     analysis = open_lens(None).analyze(TEXT, pair=PAIR)
-    print_tables(analysis)
+    console().print(analysis)
     files = write_files(analysis, folder, overwrite=True)
     print(f"\nWhat you see\n------------\n{in_words(analysis)}\n\nPictures and data:")
     for file in files:
