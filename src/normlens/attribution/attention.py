@@ -11,19 +11,19 @@ from torch.nn import functional as nnf
 from normlens.attribution.edges import FusedWeights, scores_of
 from normlens.attribution.elementwise import held
 from normlens.attribution.integrated import IntegratedAttention, Weights, replayed
-from normlens.attribution.operands import Function, is_live
+from normlens.attribution.operands import Function, OpCall, is_live
 from normlens.errors import AnatomyError
 
 if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
 
 
-def softmax(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def softmax(run: FrozenPass, call: OpCall) -> Any:
     """Weights over keys or experts. Those that meet values in a product are attention weights."""
-    out = held(run, name, function, args, kwargs)
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    plain = isinstance(out, Tensor) and axis in (-1, out.ndim - 1) and out.dtype == args[0].dtype
-    run.mark_attention(out, args[0], lambda scores: function(scores, *args[1:], **kwargs), plain)
+    out = held(run, call)
+    axis = call.argument(1, "dim")
+    plain = isinstance(out, Tensor) and axis in (-1, out.ndim - 1) and out.dtype == call.args[0].dtype
+    run.mark_attention(out, call.args[0], lambda scores: call.on(scores), plain)
     return out
 
 
@@ -42,12 +42,10 @@ def attend(run: FrozenPass, alpha: Tensor, weights: Weights, values: Tensor, mul
     return out
 
 
-def fused_attention(
-    run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def fused_attention(run: FrozenPass, call: OpCall) -> Any:
     """Scaled dot-product attention: with queries and keys detached, its gradient is that of the values alone."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.named(*names)
     query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
     options = {k: given[k] for k in ("is_causal", "scale", "enable_gqa") if given.get(k) is not None}
     if run.integrated or not is_live(value):
@@ -55,7 +53,7 @@ def fused_attention(
             return _spelled_out(query, key, value, mask, options)
     # Queries and keys are held, not the weights: memory stays linear in the length.
     q0, k0, m0 = run.freeze(lambda: (query.detach(), key.detach(), mask if mask is None else mask.detach()))
-    out = function(q0, k0, value, attn_mask=m0, **options)
+    out = call.function(q0, k0, value, attn_mask=m0, **options)
     run.attended(out, value, FusedWeights(q0, k0, m0, options))
     return out
 
@@ -72,13 +70,13 @@ def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     return torch.matmul(weights, value)
 
 
-def multi_head(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def multi_head(run: FrozenPass, call: OpCall) -> Any:
     """`torch.nn.MultiheadAttention`, spelled out so that its parts are seen."""
     names = (
         "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k",
         "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias",
     )  # fmt: skip
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.named(*names)
     if given["bias_k"] is not None or given["add_zero_attn"] or given.get("use_separate_proj_weight"):
         raise AnatomyError(
             "an operation must have a rule: `multi_head_attention_forward` with added keys or separate weights has none"

@@ -15,7 +15,7 @@ from torch.nn import functional as nnf
 
 from normlens.attribution.affine import GatedUnit
 from normlens.attribution.lineage import Chain, lineage_of
-from normlens.attribution.operands import Function, as_number, detached, is_live, tensors
+from normlens.attribution.operands import Function, OpCall, as_number, detached, is_live, tensors
 from normlens.decompose.activations import gate_factors
 from normlens.errors import AnatomyError
 
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
 
 
-def held(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def held(run: FrozenPass, call: OpCall) -> Any:
     """The result is a weight or a choice: held as it is."""
-    return run.freeze(lambda: function(*detached(args), **detached(kwargs)))
+    return run.freeze(lambda: call.function(*detached(call.args), **detached(call.kwargs)))
 
 
 # ---- activations and gates ---------------------------------------------------------------------------------------------
 
 
-def activate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def activate(run: FrozenPass, call: OpCall) -> Any:
     """An element-wise activation `g(z)` by its slope."""
-    z, rest = args[0], args[1:]
+    z, rest = call.args[0], call.args[1:]
     if not is_live(z):
-        raise AnatomyError(f"an operation must have a rule: `{name}` of a constant by a live tensor has none")
-    kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-    if name in ("relu", "leaky_relu", "elu", "selu", "celu", "relu6", "silu", "mish", "hardswish") and rest:
+        raise AnatomyError(f"an operation must have a rule: `{call.name}` of a constant by a live tensor has none")
+    kwargs = {key: value for key, value in call.kwargs.items() if key != "inplace"}
+    if call.name in ("relu", "leaky_relu", "elu", "selu", "celu", "relu6", "silu", "mish", "hardswish") and rest:
         rest = tuple(x for x in rest if not isinstance(x, bool))
-    function = _KNOWN.get(name, function)
+    function = _KNOWN.get(call.name, call.function)
     if any(is_live(x) for x in tensors(rest, kwargs)):
-        raise AnatomyError(f"an operation must have a rule: `{name}` with live parameters has none")
-    key = number_key(kwargs, rest)
-    return apply_activation(run, z, lambda x: function(x, *rest, **kwargs), None if key is None else (name, key))
+        raise AnatomyError(f"an operation must have a rule: `{call.name}` with live parameters has none")
+    constants = number_key(kwargs, rest)
+    key = None if constants is None else (call.name, constants)
+    return apply_activation(run, z, lambda x: function(x, *rest, **kwargs), key)
 
 
 def apply_activation(run: FrozenPass, z: Tensor, function: Function, key: Hashable | None) -> Tensor:
@@ -58,12 +59,12 @@ def apply_activation(run: FrozenPass, z: Tensor, function: Function, key: Hashab
 _KNOWN: dict[str, Function] = {"relu": torch.relu, "silu": nnf.silu, "gelu": nnf.gelu, "tanh": torch.tanh}
 
 
-def multiply(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def multiply(run: FrozenPass, call: OpCall) -> Any:
     """A product, entry by entry: by a constant it is linear; of two parts it is a gated unit, or half and half."""
-    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    a, b = call.args[0], call.argument(1, "other")
     if not (is_live(a) and is_live(b)):
         live, other = (a, b) if is_live(a) else (b, a)
-        out = function(a, b)
+        out = call.function(a, b)
         number = as_number(other)
         if number is not None:
             extend(run, out, live, ("mul", number), lambda z: z * number)
@@ -98,13 +99,13 @@ def _gated(run: FrozenPass, gate: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def divide(run: FrozenPass, call: OpCall) -> Any:
     """A quotient: a live denominator is held."""
-    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    if kwargs.get("rounding_mode") is not None or not is_live(a):
-        return held(run, name, function, args, kwargs)
+    a, b = call.args[0], call.argument(1, "other")
+    if call.kwargs.get("rounding_mode") is not None or not is_live(a):
+        return held(run, call)
     if not is_live(b):
-        out = function(*args, **kwargs)
+        out = call()
         number = as_number(b)
         if number is not None:
             extend(run, out, a, ("div", number), lambda z: z / number)
@@ -117,38 +118,43 @@ def divide(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...]
     return torch.div(a, run.freeze(b.detach))
 
 
-def negate(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def negate(run: FrozenPass, call: OpCall) -> Any:
     """The opposite."""
-    out = function(*args, **kwargs)
-    extend(run, out, args[0], "neg", torch.neg)
+    out = call()
+    extend(run, out, call.args[0], "neg", torch.neg)
     return out
 
 
-def power(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def power(run: FrozenPass, call: OpCall) -> Any:
     """A power: a positive whole one is an activation, any other a denominator or a root."""
-    base, exponent = args[0], args[1] if len(args) > 1 else kwargs.get("exponent", 2)
-    if name == "square":
+    base, exponent = call.args[0], call.argument(1, "exponent", 2)
+    if call.name == "square":
         exponent = 2
     number = as_number(exponent)
     if is_live(base) and number is not None and number >= 1:
-        return activate(run, "pow", torch.pow, (base, exponent), {})
-    return held(run, name, function, args, kwargs)
+        return activate(run, OpCall("pow", torch.pow, (base, exponent), {}))
+    return held(run, call)
 
 
-def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _limits(call: OpCall) -> tuple[Any, Any]:
+    """The lower and the upper limit of a clamp, however it was called."""
+    first = call.argument(1, "min", call.kwargs.get("min_val"))
+    if call.name == "clamp_max":
+        return None, call.argument(1, "max", call.kwargs.get("max_val"))
+    return first, call.argument(2, "max", call.kwargs.get("max_val"))
+
+
+def clamp(run: FrozenPass, call: OpCall) -> Any:
     """A limit, or the larger or smaller of two: a choice. Where the limit is chosen, it is a constant."""
-    if name in ("clamp", "clip", "clamp_min", "clamp_max", "hardtanh"):
-        x = args[0]
-        low = kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 and name != "clamp_max" else None))
-        high = kwargs.get(
-            "max", kwargs.get("max_val", args[2] if len(args) > 2 else args[1] if name == "clamp_max" else None)
-        )
+    if call.name in ("clamp", "clip", "clamp_min", "clamp_max", "hardtanh"):
+        x = call.args[0]
+        low, high = _limits(call)
         if any(is_live(limit) for limit in (low, high)):
-            raise AnatomyError(f"an operation must have a rule: `{name}` with live limits has none")
+            raise AnatomyError(f"an operation must have a rule: `{call.name}` with live limits has none")
         if not is_live(x):
-            return function(*args, **kwargs)
+            return call()
         if is_bent(x):  # a limited activation is an activation
-            return activate(run, name, function, args, kwargs)
+            return activate(run, call)
         value = x.detach().clamp(low, high)
         inside = run.freeze(lambda: value == x.detach())
         limit = run.freeze(lambda: torch.where(inside, 0.0, value))
@@ -156,10 +162,10 @@ def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
         if bool(limit.any()):
             run.constant(out, lambda: limit)
         return out
-    a, b = args[0], args[1]
+    a, b = call.args[0], call.args[1]
     a, b = (x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=b.dtype, device=b.device) for x in (a, b))
     first = run.freeze(
-        lambda: a.detach() >= b.detach() if name in ("maximum", "max", "fmax") else a.detach() <= b.detach()
+        lambda: a.detach() >= b.detach() if call.name in ("maximum", "max", "fmax") else a.detach() <= b.detach()
     )
     out = torch.where(first, a, b)
     if not is_live(a) or not is_live(b):
@@ -172,8 +178,8 @@ def clamp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...],
                 run,
                 out,
                 a if is_live(a) else b,
-                (name, number),
-                lambda z: function(z, torch.as_tensor(number, dtype=z.dtype)),
+                (call.name, number),
+                lambda z: call.function(z, torch.as_tensor(number, dtype=z.dtype)),
                 bent=True,
             )
     return out
@@ -192,10 +198,10 @@ def halved(run: FrozenPass, function: Function, a: Tensor, b: Tensor, kwargs: di
     return out.view_as(out)  # what is read here later is the gradient before it is halved
 
 
-def glu(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def glu(run: FrozenPass, call: OpCall) -> Any:
     """`a · sigmoid(b)` of the two halves."""
     with run:
-        a, b = args[0].chunk(2, dim=kwargs.get("dim", args[1] if len(args) > 1 else -1))
+        a, b = call.args[0].chunk(2, dim=call.argument(1, "dim", -1))
         return a * torch.sigmoid(b)
 
 

@@ -21,7 +21,7 @@ from normlens.attribution.elementwise import apply_activation
 from normlens.attribution.integrated import Weights
 from normlens.attribution.layers import OpSite
 from normlens.attribution.lineage import Chain, Lineage, lineage_of, remember
-from normlens.attribution.operands import Function, is_live, mapped, tensors
+from normlens.attribution.operands import Function, OpCall, is_live, mapped, tensors
 from normlens.attribution.rules import RULES, words
 from normlens.decompose.activations import slope_of
 from normlens.errors import AnatomyError
@@ -212,7 +212,7 @@ class FrozenPass(TorchFunctionMode):
                 f"an operation must have a rule: `{name}` has none, so this model cannot be explained; "
                 "see docs/explain.md for the rules, and how to add one"
             )
-        out = rule(self, name, func, args, kwargs)
+        out = rule(self, OpCall(name, func, args, kwargs))
         self._annotate(out, args, kwargs)
         return out
 
@@ -253,7 +253,7 @@ class FrozenPass(TorchFunctionMode):
             if not is_live(x):  # its numbers are a constant, which is about to be overwritten
                 args = (x.clone(), *args[1:])
             if name == "setitem":
-                result = RULES["setitem"](self, "setitem", _with_item, args, kwargs)
+                result = RULES["setitem"](self, OpCall("setitem", _with_item, args, kwargs))
             elif name == "copy_":
                 if not is_live(value):
                     return func(*args, **kwargs)
@@ -263,7 +263,7 @@ class FrozenPass(TorchFunctionMode):
                 raise AnatomyError(f"an operation must have a rule: `{name}` of a live tensor has none")
             else:
                 functional = getattr(torch.Tensor, base, None) or getattr(torch, base)
-                result = RULES[base](self, base, functional, args, kwargs)
+                result = RULES[base](self, OpCall(base, functional, args, kwargs))
             out = x.copy_(result)
             if name == "setitem":
                 out = None

@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 Function = Callable[..., Any]
+
+
+class OpCall(NamedTuple):
+    """One call of an operation."""
+
+    name: str
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        """Run the operation as it was called."""
+        return self.function(*self.args, **self.kwargs)
+
+    def on(self, x: Any) -> Any:
+        """Run the operation with another first operand."""
+        return self.function(x, *self.args[1:], **self.kwargs)
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument that may be given by position or by name."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """All arguments by name."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
 
 
 def is_live(x: Any) -> bool:

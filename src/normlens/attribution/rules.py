@@ -44,13 +44,13 @@ from normlens.attribution.elementwise import (
     same_source,
 )
 from normlens.attribution.lineage import lineage_of
-from normlens.attribution.operands import Function, as_number, detached, is_live, tensors, zeroed
+from normlens.attribution.operands import Function, OpCall, as_number, detached, is_live, tensors, zeroed
 from normlens.errors import AnatomyError
 
 if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
 
-Rule = Callable[["FrozenPass", str, Function, tuple[Any, ...], dict[str, Any]], Any]
+Rule = Callable[["FrozenPass", OpCall], Any]
 
 
 def words(text: str) -> frozenset[str]:
@@ -61,16 +61,16 @@ def words(text: str) -> frozenset[str]:
 # ---- nothing is held -------------------------------------------------------------------------------------------------
 
 
-def linear(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def linear(run: FrozenPass, call: OpCall) -> Any:
     """A linear map of its one live operand."""
-    out = function(*args, **kwargs)
-    x = args[0]
-    if name in _REARRANGED and is_live(x) and is_live(out):
+    out = call()
+    x = call.args[0]
+    if call.name in _REARRANGED and is_live(x) and is_live(out):
         chain = chain_of(x)
         if chain.bent and chain.source.shape == x.shape:  # entry by entry, whatever the order of the entries
-            run.chain(out, replace(chain, source=function(chain.source, *args[1:], **kwargs)))
-        if name in _RESHAPES:
-            run.reshaped(out, x, lambda y: function(y, *args[1:], **kwargs))
+            run.chain(out, replace(chain, source=call.on(chain.source)))
+        if call.name in _RESHAPES:
+            run.reshaped(out, x, lambda y: call.on(y))
     return out
 
 
@@ -85,19 +85,19 @@ _REARRANGED = _RESHAPES | frozenset(
 )
 
 
-def mixed(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def mixed(run: FrozenPass, call: OpCall) -> Any:
     """A linear map of several operands, some of them constant: what comes out for live operands of zero is a constant.
 
     `cat`, `where`, `masked_fill`, `index_add` and their kind.
     """
-    out = function(*args, **kwargs)
-    if is_live(out) and _has_constant(name, args, kwargs):
-        _add_constant(run, out, function, args, kwargs)
-    if name == "where":
-        same = same_source(args[1:]) if len(args) == 3 else None
+    out = call()
+    if is_live(out) and _has_constant(call.name, call.args, call.kwargs):
+        _add_constant(run, out, call.function, call.args, call.kwargs)
+    if call.name == "where":
+        same = same_source(call.args[1:]) if len(call.args) == 3 else None
         if same is not None:
-            condition = args[0]
-            run.chain(out, joined(name, lambda a, b: torch.where(condition, a, b), args[1:], same, None))
+            condition = call.args[0]
+            run.chain(out, joined(call.name, lambda a, b: torch.where(condition, a, b), call.args[1:], same, None))
     return out
 
 
@@ -117,28 +117,28 @@ def _has_constant(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return any(isinstance(x, float | int) and not isinstance(x, bool) and x != 0 for x in (*args, *kwargs.values()))
 
 
-def pad(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pad(run: FrozenPass, call: OpCall) -> Any:
     """Padding: with zeros it is linear, with another number that number is a constant."""
-    out = function(*args, **kwargs)
-    value = kwargs.get("value", args[3] if len(args) > 3 else None)
+    out = call()
+    value = call.argument(3, "value")
     if is_live(out) and value:
-        _add_constant(run, out, function, args, kwargs)
+        _add_constant(run, out, call.function, call.args, call.kwargs)
     return out
 
 
-def convert(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def convert(run: FrozenPass, call: OpCall) -> Any:
     """The same numbers in another type or place."""
-    out = function(*args, **kwargs)
-    x = args[0]
+    out = call()
+    x = call.args[0]
     if is_live(out) and out is not x and is_live(x):
         extend(run, out, x, None, lambda z: z)
-        run.reshaped(out, x, lambda y: function(y, *args[1:], **kwargs))
+        run.reshaped(out, x, lambda y: call.on(y))
     return out
 
 
-def undetached(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def undetached(run: FrozenPass, call: OpCall) -> Any:
     """A tensor cut off from gradients holds the same numbers: the map goes through it."""
-    x: Tensor = args[0]
+    x: Tensor = call.args[0]
     out = x.view_as(x)
     extend(run, out, x, None, lambda z: z)
     run.reshaped(out, x, lambda y: y)
@@ -148,22 +148,27 @@ def undetached(run: FrozenPass, name: str, function: Function, args: tuple[Any, 
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 
-def add(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def add(run: FrozenPass, call: OpCall) -> Any:
     """A sum or difference: a constant operand belongs to no input."""
-    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
-    out = function(*args, **kwargs)
+    a, b = call.args[0], call.argument(1, "other")
+    out = call()
     if not is_live(out):
         return out
     if is_live(a) and is_live(b):
         same = same_source((a, b))
         if same is not None:
-            run.chain(out, joined(name, lambda x, y: function(x, y, **kwargs), (a, b), same, number_key(kwargs)))
+            run.chain(
+                out,
+                joined(
+                    call.name, lambda x, y: call.function(x, y, **call.kwargs), (a, b), same, number_key(call.kwargs)
+                ),
+            )
         run.summed(out, a, b)
         return out
     live, other = (a, b) if is_live(a) else (b, a)
-    sign = kwargs.get("alpha", 1)
+    sign = call.kwargs.get("alpha", 1)
     sign = sign if other is b else 1
-    if (name in ("sub", "subtract", "sub_", "isub") and other is b) or (name in ("rsub",) and other is a):
+    if (call.name in ("sub", "subtract", "sub_", "isub") and other is b) or (call.name in ("rsub",) and other is a):
         sign = -sign
     if isinstance(other, Tensor):
         if other.is_floating_point() and bool(other.any()):
@@ -182,23 +187,23 @@ def add(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
                 run,
                 out,
                 live,
-                (name, number, sign, swap),
-                lambda z: function(number, z) if swap else function(z, number),
+                (call.name, number, sign, swap),
+                lambda z: call.function(number, z) if swap else call.function(z, number),
             )
     run.shifted(out, live)
     return out
 
 
-def addcmul(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def addcmul(run: FrozenPass, call: OpCall) -> Any:
     """`a + value · b · c`."""
-    a, b, c = args
+    a, b, c = call.args
     with run:
-        return a + (b * c) * kwargs.get("value", 1)
+        return a + (b * c) * call.kwargs.get("value", 1)
 
 
-def lerp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def lerp(run: FrozenPass, call: OpCall) -> Any:
     """`a + w (b - a)`."""
-    a, b, w = args
+    a, b, w = call.args
     with run:
         return a + (b - a) * w
 
@@ -206,104 +211,106 @@ def lerp(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], 
 # ---- linear maps with a weight, and matrix products of two parts -----------------------------------------------------
 
 
-def affine(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def affine(run: FrozenPass, call: OpCall) -> Any:
     """`linear`, `conv1d`, `conv2d`: a weight, and a bias that belongs to no input."""
     names = ("input", "weight", "bias")
-    given = dict(zip(names, args, strict=False)) | {key: kwargs[key] for key in names if key in kwargs}
+    given = dict(zip(names, call.args, strict=False)) | {key: call.kwargs[key] for key in names if key in call.kwargs}
     if is_live(given["weight"]):
-        raise AnatomyError(f"an operation must have a rule: `{name}` with a weight that depends on the input has none")
-    out = function(*args, **kwargs)
+        raise AnatomyError(
+            f"an operation must have a rule: `{call.name}` with a weight that depends on the input has none"
+        )
+    out = call()
     bias = given.get("bias")
     if bias is not None:
-        run.constant(out, lambda: bias if name == "linear" else bias.view(-1, *[1] * (out.ndim - 2)))
+        run.constant(out, lambda: bias if call.name == "linear" else bias.view(-1, *[1] * (out.ndim - 2)))
     return out
 
 
-def addmm(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def addmm(run: FrozenPass, call: OpCall) -> Any:
     """`beta · bias + alpha · a @ b` (`addmm`, `baddbmm`)."""
-    bias, a, b = (*args, *(kwargs[key] for key in ("batch1", "batch2", "mat1", "mat2") if key in kwargs))
-    alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
+    bias, a, b = (*call.args, *(call.kwargs[key] for key in ("batch1", "batch2", "mat1", "mat2") if key in call.kwargs))
+    alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
     with run:
         out = torch.matmul(a, b)
         out = out if alpha == 1 else out * alpha
         return out if beta == 0 else out + (bias if beta == 1 else bias * beta)
 
 
-def product(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def product(run: FrozenPass, call: OpCall) -> Any:
     """A matrix product: of a part and a weight it is linear; of two parts the left one is held.
 
     Two parts meet in attention: scores (`q k`), which a softmax will hold anyway, and linear attention, where queries and
     keys are weights. Where the residual stream itself is a factor (AltUp), or under `attention="integrated"`, it is a
     product of two parts like any other: half and half.
     """
-    a, b = args[0], args[1]
+    a, b = call.args[0], call.args[1]
     weights = lineage_of(a)
     if weights is not None and weights.weights is not None and is_live(b):
-        return attend(run, a, weights.weights, b, function)
+        return attend(run, a, weights.weights, b, call.function)
     if not (is_live(a) and is_live(b)):
-        return function(*args, **kwargs)
+        return call()
     streams = [x for x in (a, b) if (lineage := lineage_of(x)) is not None and lineage.stream]
     if run.integrated or streams:
         other = a if streams and streams[0] is b else b
         if not run.integrated and is_bent(other):  # a router's weights, with which streams are mixed
             held = run.freeze(other.detach)
-            return function(held, b, **kwargs) if other is a else function(a, held, **kwargs)
-        return halved(run, function, a, b, kwargs)
-    return function(run.freeze(a.detach), b, **kwargs)
+            return call.function(held, b, **call.kwargs) if other is a else call.function(a, held, **call.kwargs)
+        return halved(run, call.function, a, b, call.kwargs)
+    return call.function(run.freeze(a.detach), b, **call.kwargs)
 
 
-def einsum(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def einsum(run: FrozenPass, call: OpCall) -> Any:
     """An Einstein sum: as a matrix product."""
-    equation, *operands = args
+    equation, *operands = call.args
     if not isinstance(equation, str):
         raise AnatomyError("an operation must have a rule: `einsum` without an equation has none")
     operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     live = [i for i, x in enumerate(operands) if is_live(x)]
     weights = lineage_of(operands[0])
     if len(operands) == 2 and weights is not None and weights.weights is not None and is_live(operands[1]):
-        return attend(run, operands[0], weights.weights, operands[1], lambda a, b: function(equation, a, b))
+        return attend(run, operands[0], weights.weights, operands[1], lambda a, b: call.function(equation, a, b))
     if len(live) < 2:
-        return function(equation, *operands)
+        return call.function(equation, *operands)
     if len(operands) > 2:
         raise AnatomyError("an operation must have a rule: `einsum` of three operands, two of them live, has none")
     if run.integrated:
-        return halved(run, lambda a, b: function(equation, a, b), operands[0], operands[1], {})
-    return function(equation, run.freeze(operands[0].detach), operands[1])
+        return halved(run, lambda a, b: call.function(equation, a, b), operands[0], operands[1], {})
+    return call.function(equation, run.freeze(operands[0].detach), operands[1])
 
 
-def grouped(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def grouped(run: FrozenPass, call: OpCall) -> Any:
     """Tokens times their expert's weight: linear in the tokens."""
-    if is_live(args[1]):
-        raise AnatomyError(f"an operation must have a rule: `{name}` with weights that depend on the input has none")
-    return function(*args, **kwargs)
+    if is_live(call.args[1]):
+        raise AnatomyError(
+            f"an operation must have a rule: `{call.name}` with weights that depend on the input has none"
+        )
+    return call()
 
 
 # ---- weights and choices ---------------------------------------------------------------------------------------------
 
 
-def reduce_extreme(
-    run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def reduce_extreme(run: FrozenPass, call: OpCall) -> Any:
     """`max` and `min`: of two tensors a choice between them, over an axis a weight."""
-    if len(args) > 1 and isinstance(args[1], Tensor):
-        return clamp(run, name, function, args, kwargs)
-    return held(run, name, function, args, kwargs)
+    if len(call.args) > 1 and isinstance(call.args[1], Tensor):
+        return clamp(run, call)
+    return held(run, call)
 
 
-def gather(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def gather(run: FrozenPass, call: OpCall) -> Any:
     """A look-up; of an activation it is a router that reads the weights of what it chose."""
-    if is_live(args[0]) and is_bent(args[0]):
-        return held(run, name, function, args, kwargs)
-    return function(*args, **kwargs)
+    if is_live(call.args[0]) and is_bent(call.args[0]):
+        return held(run, call)
+    return call()
 
 
 # ---- normalization ---------------------------------------------------------------------------------------------------
 
 
-def normalize(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def normalize(run: FrozenPass, call: OpCall) -> Any:
     """Layer normalization: the mean is linear, the denominator is held, the shift belongs to no input."""
     names = ("input", "normalized_shape", "weight", "bias", "eps")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.named(*names)
     x, gamma, beta = given["input"], given.get("weight"), given.get("bias")
     eps = given.get("eps", 1e-5)
     axes = tuple(range(-len(given["normalized_shape"]), 0))
@@ -324,10 +331,10 @@ def normalize(run: FrozenPass, name: str, function: Function, args: tuple[Any, .
     return out
 
 
-def rms(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rms(run: FrozenPass, call: OpCall) -> Any:
     """Root-mean-square normalization: the denominator is held."""
     names = ("input", "normalized_shape", "weight", "eps")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.named(*names)
     x, gamma, eps = given["input"], given.get("weight"), given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     axes = tuple(range(-len(given["normalized_shape"]), 0))
@@ -338,10 +345,10 @@ def rms(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], k
         return out if gamma is None else out * gamma
 
 
-def group_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def group_norm(run: FrozenPass, call: OpCall) -> Any:
     """Group normalization: as layer normalization, inside each group of channels."""
     names = ("input", "num_groups", "weight", "bias", "eps")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.named(*names)
     x, gamma, beta = given["input"], given.get("weight"), given.get("bias")
     parts = x.reshape(x.shape[0], given["num_groups"], -1)
     scale = run.freeze(
@@ -354,22 +361,18 @@ def group_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, 
         return out if beta is None else out + beta.view(shape)
 
 
-def batch_norm(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def batch_norm(run: FrozenPass, call: OpCall) -> Any:
     """Batch normalization in evaluation: an affine map."""
-    out = function(*args, **kwargs)
-    _add_constant(run, out, function, args, kwargs)
+    out = call()
+    _add_constant(run, out, call.function, call.args, call.kwargs)
     return out
 
 
-def unit(run: FrozenPass, name: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unit(run: FrozenPass, call: OpCall) -> Any:
     """`functional.normalize`: the length is held."""
-    x = args[0]
-    out = function(detached(x), *args[1:], **kwargs)
-    ratio = run.freeze(
-        lambda: torch.nan_to_num(out / x.detach()).amax(
-            kwargs.get("dim", args[2] if len(args) > 2 else 1), keepdim=True
-        )
-    )
+    x = call.args[0]
+    out = call.function(detached(x), *call.args[1:], **call.kwargs)
+    ratio = run.freeze(lambda: torch.nan_to_num(out / x.detach()).amax(call.argument(2, "dim", 1), keepdim=True))
     return x * ratio
 
 
