@@ -35,6 +35,7 @@ OTHERS = {"docs/commands.md", "docs/gallery/README.md"}
 #: Reasons that a snippet may have not to run.
 REASONS = {
     "installs packages", "needs a GPU", "needs a notebook", "needs a cluster", "needs inseq", "needs a GGUF file",
+    "needs the change above, which a test applies",
     "an excerpt of transformers", "an excerpt of the source", "a benchmark", "needs the data of the paper",
     "checks every family, for minutes", "four studies, for minutes; tests/experiments runs each",
 }  # fmt: skip
