@@ -19,12 +19,12 @@ import numpy as np
 import torch
 import transformers
 
-from normlens.corpus.counting.batches import Batch
-from normlens.corpus.counting.plan import Plan
-from normlens.corpus.counting.statistics import CorpusStatistics
-from normlens.corpus.counting.worker import Worker, WorkerSettings
-from normlens.corpus.reading.sequences import TokenSequence
-from normlens.corpus.running.shards import Shard, ShardFolder
+import normlens
+from normlens.corpus.batches import Batch
+from normlens.corpus.options import Plan
+from normlens.corpus.run import count_batch, request_for, with_sites
+from normlens.corpus.sequences import TokenSequence
+from normlens.corpus.statistics import Statistics
 from normlens.lens import Lens
 
 TARGET = 0.75
@@ -56,16 +56,16 @@ def throughput(rounds: int = 5, batch_size: int = 8, length: int = 128) -> dict[
     """The ratio of the two speeds, by the clock and by processor time; the median over rounds."""
     lens = bert()
     covariates = {"rank": np.random.default_rng(0).permutation(30522).astype(np.float64)}
-    worker = Worker(lens, WorkerSettings(Plan.of(CATEGORIES, covariates=covariates), batch_size))
+    plan = with_sites(Plan.of(CATEGORIES, covariates=covariates), lens)
+    request, statistics = request_for(lens, plan), Statistics(plan)
     made = sequences(batch_size * (rounds + 1), length)
-    statistics = CorpusStatistics(worker.plan)
     clock, processor = [], []
     for start in range(0, len(made), batch_size):
-        batch = made[start : start + batch_size]
-        inputs = Batch(batch).inputs(0, torch.device("cpu"))
+        batch = Batch(made[start : start + batch_size])
+        inputs = batch.inputs(torch.device("cpu"))
         with torch.inference_mode():
             plain = _timed(lambda: lens.model(**inputs))  # noqa: B023
-        counted = _timed(lambda: worker.count(statistics, batch))  # noqa: B023
+        counted = _timed(lambda: count_batch(lens, batch, plan, request, [statistics]))  # noqa: B023
         if start:  # the first round loads tables and proves the model once
             clock.append(plain[0] / counted[0])
             processor.append(plain[1] / counted[1])
@@ -80,13 +80,15 @@ def peak(count: int) -> float:
 
 
 def _peak(count: int) -> None:
-    worker = Worker(bert(layers=2, width=64, heads=2), WorkerSettings(Plan.of(CATEGORIES)))
-    total = CorpusStatistics(worker.plan)
-    made = sequences(count, 64)
-    for start in range(0, count, 64):
-        worker.count(total, made[start : start + 64])
+    rng = np.random.default_rng(0)
+    words = [word for word in normlens.load().tokenizer.get_vocab() if word.isalpha() and word.isascii()]
+    lens = Lens(bert(layers=2, width=64, heads=2).model, normlens.load().tokenizer, name="small")
     with tempfile.TemporaryDirectory() as folder:
-        ShardFolder(Path(folder), "").write(Shard(0, count), total)
+        source = Path(folder) / "corpus.txt"
+        with source.open("w") as stream:
+            for _ in range(count):
+                stream.write(" ".join(rng.choice(words, size=60)) + "\n")
+        lens.corpus(source, Path(folder) / "out", max_length=64)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -96,15 +98,15 @@ def _timed(work: object) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def main() -> None:
+def main(most: int = 2000) -> None:
     """Print the ratios against their targets."""
     speed = throughput()
     print(
         f"corpus: throughput with all statistics / plain forward pass (BERT-base shape, 128 tokens): "
         f"{speed['clock']:.2f} by the clock, {speed['processor']:.2f} by processor time (target {TARGET})"
     )
-    small, large = peak(100), peak(2000)
-    print(f"corpus: peak memory at 2,000 sequences / at 100: {large / small:.2f} ({large:.0f} MB / {small:.0f} MB)")
+    small, large = peak(100), peak(most)
+    print(f"corpus: peak memory at {most:,} sequences / at 100: {large / small:.2f} ({large:.0f} MB / {small:.0f} MB)")
 
 
 if __name__ == "__main__":

@@ -32,11 +32,10 @@ SIZES = (600, 1200)
 #: What each run does differently, and whether it is killed after its first shard and started again.
 RUNS: dict[str, tuple[tuple[str, ...], bool]] = {
     "local": ((), False),
-    "local, batch size 3": (("--batch-size", "3"), False),
     "local, killed and resumed": ((), True),
     "pool of 2 processes": (("--workers", "2"), False),
     "pool of 2, killed and resumed": (("--workers", "2"), True),
-    "ray, 2 actors": (("--engine", "ray", "--workers", "2"), False),
+    "ray, 2 tasks at a time": (("--engine", "ray", "--workers", "2"), False),
     "ray, killed and resumed": (("--engine", "ray", "--workers", "2"), True),
 }
 #: Columns that a table's rows are told apart by; whatever is not a number is one too.
@@ -108,8 +107,7 @@ def costs(engine: str, sizes: tuple[int, int] = SIZES, workers: int = 2) -> Cost
         for size in sizes:
             source = Path(folder) / f"{size}.txt"
             source.write_text("\n".join(" ".join(rng.choice(words, size=126)) for _ in range(size)))
-            name = "ray" if engine == "ray" else "local"
-            result = lens.corpus(source, Path(folder) / str(size), engine=name, workers=workers, threads=1)
+            result = lens.corpus(source, Path(folder) / str(size), engine=engine, workers=workers, threads=1)
             found.append(result.manifest["engine"])
     return Costs(*found)
 

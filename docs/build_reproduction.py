@@ -69,7 +69,7 @@ def command(experiment: str, model: str, table: str) -> str:
             return "normlens aer --gold alignment.talp --gold-one-based fastalign.talp"
         return f"normlens reproduce {experiment} --model MODEL --source test.de --target test.en --gold alignment.talp --gold-one-based"
     frequency = " --frequency bert_frequency_rank.txt" if table == "rho_rank" else ""
-    data = "" if table == "expansion" else " --data unlabeled_attn.pkl"
+    data = "" if table == "expansion" else " --data clark2019.jsonl"
     return f"normlens reproduce {experiment} --model {HUB[model]}{data}{frequency}"
 
 
@@ -186,7 +186,7 @@ sets every number beside the published one with a verdict, and writes `results.j
 
 | data | what | where from |
 |---|---|---|
-| `unlabeled_attn.pkl` | 992 Wikipedia sequences of at most 128 tokens | released by Clark et al. 2019 with *What Does BERT Look At?*; read without executing anything in it |
+| `clark2019.jsonl` | 992 Wikipedia sequences of at most 128 tokens | `unlabeled_attn.pkl`, released by Clark et al. 2019 with *What Does BERT Look At?*, converted by `examples/convert_clark2019.py` |
 | `bert_frequency_rank.txt` | `rank count token_id` of BERT's training data | released with the 2020 paper; without it ranks are counted from the data |
 | `test.de`, `test.en`, `alignment.talp` | 508 pairs with gold alignments | Vilar et al. 2006 (RWTH) |
 

@@ -68,10 +68,6 @@ def test_imports_point_one_way(path: Path) -> None:
             assert other in RANK and RANK[other] <= RANK[own], f"{path.name} imports {module}, which comes later"
 
 
-#: The order of rooms inside of packages that have them.
-INNER = {
-    "corpus": [("reading", "accumulators"), ("counting",), ("running",)],
-}
 #: Methods that draw, save or open results import what they need inside the function, though it comes later in the flow.
 LATE = {
     "results": {"viewer", "plots", "corpus"},
@@ -79,20 +75,6 @@ LATE = {
     "corpus": {"plots"},
     "alignment": {"viewer", "plots"},
 }
-
-
-@pytest.mark.parametrize("package", INNER)
-def test_rooms_inside_of_packages_point_one_way_too(package: str) -> None:
-    rank = {name: number for number, names in enumerate(INNER[package]) for name in names}
-    for path in (SOURCE / package).rglob("*.py"):
-        own = path.relative_to(SOURCE / package).parts[0]
-        if own == "__init__.py":
-            continue
-        assert own in rank, f"{package}/{own} has no place: add it to INNER"
-        for module in imports(path, top_level_only=True):
-            parts = module.split(".")
-            if parts[:2] == ["normlens", package] and len(parts) > 2 and parts[2] in rank:
-                assert rank[parts[2]] <= rank[own], f"{package}/{own}: {path.name} imports {module}, which comes later"
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -31,7 +31,7 @@ from normlens.decompose.singular_values import Variant
 from normlens.errors import CallbackError, InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
 from normlens.inputs.tokens import Tokens
-from normlens.io.remote import AnyPath, path_of
+from normlens.io.remote import AnyPath
 from normlens.measures.request import AnalyzeOptions, Request, check_fits
 from normlens.measures.run import OnSite, SiteResult, run
 from normlens.measures.streaming import iterate
@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from normlens.attribution.request import ExplainOptions, InputOptions
-    from normlens.corpus.reading.reader import Covariate
-    from normlens.corpus.reading.sources import Source
-    from normlens.corpus.reading.token_attributes import CategoryRule
-    from normlens.corpus.running.result import CorpusResult
-    from normlens.corpus.running.run import Progress
-    from normlens.options import OnError
+    from normlens.corpus.options import CorpusOptions
+    from normlens.corpus.reading import Source
+    from normlens.corpus.result import CorpusResult
+    from normlens.corpus.run import Progress
     from normlens.results.explanation import Explanation
 
 
@@ -282,106 +280,29 @@ class Lens:
         source: Source,
         out: str | AnyPath,
         *,
-        pairs: bool = False,
-        max_length: int | None = None,
-        mask: float = 0.0,
-        seed: int = 0,
-        limit: int | None = None,
-        skip: str | None = None,
-        format: str | None = None,
-        text_column: str | None = None,
-        pair_column: str | None = None,
-        tag_column: str | None = None,
-        target_column: str | None = None,
-        on_error: OnError = "stop",
-        categories: Mapping[str, CategoryRule] | None = None,
-        covariates: Mapping[str, Covariate] | None = None,
-        measures: Sequence[str] | None = None,
-        mixing: Sequence[str] | None = None,
-        layers: Sequence[int] | None = None,
-        correlate: Sequence[tuple[str, str]] | None = None,
-        histograms: Sequence[str] | None = None,
-        relative: Sequence[str] | None = None,
-        sample: int = 20_000,
-        per_token: bool = False,
-        exact: bool = False,
-        precision: Precision = "float32",
-        engine: str = "local",
-        workers: int | str | None = None,
-        threads: int | None = None,
-        gpus: float = 0.0,
-        address: str | None = None,
-        batch_size: int | None = None,
-        batched: bool = False,
-        fresh: bool = False,
-        overwrite: bool = False,
-        largest_record: int = 1 << 24,
-        save_every: float = 30.0,
         progress: Callable[[Progress], None] | None = None,
+        **options: Unpack[CorpusOptions],
     ) -> CorpusResult:
-        """Statistics of a whole corpus in one pass, written to the folder `out` and read back.
+        """Compute statistics of a whole corpus in one pass and write them to a folder.
 
-        The same call resumes what an earlier one left unfinished. `covariates` gives each token id a number: an array
-        over the vocabulary (NaN: leave the token out), a file of frequency ranks, or "corpus" to rank by the corpus' own
-        counts. The numbers depend neither on the engine nor on `workers`, `batch_size` or the order of the corpus;
-        `batched=True` sends a batch through the model at once, for a GPU, and gives that up in the last digits.
-        Sequences are cut at `max_length` tokens: 128 as in the papers, or the model's limit where that is less.
-        `source` names files, or is a `Dataset` or streaming `IterableDataset` of the datasets library, or a list of them.
-        An encoder-decoder model reads the text and writes what stands in `target_column`. Sources and `out` may be
-        addresses (`s3://…`). `workers` is a number or "MIN:MAX", `threads` and `gpus` are what each worker gets.
-        A record of more than `largest_record` bytes counts as unreadable. Files in `out` that are not of a run of
-        normlens are left alone, and refused where a result has their name, unless `overwrite` is true.
+        The same call resumes what an earlier one left unfinished. The tables depend neither on the engine nor on the
+        number of workers, nor on interruptions.
+
+        Args:
+            source: Files, folders or addresses (`s3://…`), `hub:NAME`, a `Dataset` or streaming `IterableDataset` of the
+                datasets library, or a list of them.
+            out: The output folder, or its address. Files in it that are not of a run are left alone.
+            progress: Called as sequences are counted.
+            **options: What to read (`Reading`), what to compute (`Plan`) and how to run (`Running`), by the names in
+                `normlens.corpus.options`. `covariates` gives each token id a number: an array over the vocabulary (NaN
+                leaves a token out), a file of frequency ranks, or "corpus" to rank by the corpus' own counts.
+
+        Returns:
+            The results: tables as pandas frames.
         """
-        from normlens.corpus.counting.plan import Plan
-        from normlens.corpus.reading.corpus import Corpus
-        from normlens.corpus.reading.records import Columns
-        from normlens.corpus.reading.sources import WantedRows
-        from normlens.corpus.running.run import RunOptions, count_corpus
+        from normlens.corpus.run import count_corpus
 
-        columns = Columns(text_column, pair_column, tag_column, target_column)
-        reading = partial(
-            Corpus,
-            pairs=pairs,
-            max_length=max_length,
-            mask=mask,
-            seed=seed,
-            limit=limit,
-            skip=skip,
-            format=format,
-            columns=columns,
-            on_error=on_error,
-            largest_record=largest_record,
-            categories=categories,
-        )
-        planning = partial(
-            Plan.of,
-            measures=measures,
-            mixing=mixing,
-            histograms=histograms,
-            correlate=correlate,
-            relative=relative,
-            sample=sample,
-            seed=seed,
-            layers=layers,
-            precision=precision,
-            per_token=per_token,
-            exact=exact,
-        )
-        options = RunOptions(
-            engine=engine,
-            workers=workers,
-            threads=threads,
-            gpus=gpus,
-            address=address,
-            batch_size=batch_size,
-            batched=batched,
-            fresh=fresh,
-            overwrite=overwrite,
-            save_every=save_every,
-            progress=progress,
-        )
-        wanted = WantedRows(columns, limit, pairs, skip, format)
-        return count_corpus(self, source, path_of(out), wanted, reading, planning, covariates or {}, options)
+        return count_corpus(self, source, out, options, progress)
 
     def _padded(self, rows: Sequence[EncodedText]) -> dict[str, Tensor]:
         return pad_rows([row.inputs for row in rows], self.encoder.padding, next(self.traced.body.parameters()).device)

@@ -28,8 +28,10 @@ MarkedFormat = Literal["html", "xml", "markdown", "json", "conll"]
 Pieces = Literal["one", "many"]
 WordRule = Literal["text", "spaces"]
 
-#: `corpus`: what an unreadable record does.
+#: `corpus`: what an unreadable record does; formats of sources; engines.
 OnError = Literal["stop", "skip"]
+CorpusFormat = Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow", "dataset", "hub"]
+EngineName = Literal["local", "pool", "ray"]
 
 #: `faithful`: how tokens are removed.
 Removal = Literal["delete", "mask", "zero"]

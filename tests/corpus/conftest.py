@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 
-from normlens.corpus.running.result import CorpusResult
+from normlens.corpus.result import CorpusResult
 from normlens.lens import Lens
 
 TABLES = ("statistics", "histograms", "correlations", "relative", "categories", "pair_sample", "token_sample")

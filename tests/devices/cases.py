@@ -234,9 +234,9 @@ def corpus() -> None:
         text = Path(folder) / "text.txt"
         text.write_text("\n".join(conftest.paragraphs(12)) + "\n")
         means = []
-        for device, together in (("cpu", False), (DEVICE, False), (DEVICE, True)):
+        for device, size in (("cpu", 1), (DEVICE, 1), (DEVICE, 64)):
             lens = Lens(conftest.tiny_bert().to(device), conftest.tiny_tokenizer())
-            done = lens.corpus(text, Path(folder) / f"{device}{together}", batched=together, per_token=True, workers=1)
+            done = lens.corpus(text, Path(folder) / f"{device}{size}", batch_size=size, per_token=True, workers=1)
             means.append(done.statistics.select_dtypes("number").to_numpy(dtype=float))
         for other in means[1:]:
             np.testing.assert_allclose(other, means[0], rtol=2e-3, atol=1e-4)

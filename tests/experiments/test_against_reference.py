@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from normlens.corpus.reading.corpus import Corpus
-from normlens.corpus.running.run import open_reader
+from normlens.corpus.run import all_sequences
 from normlens.experiments import kobayashi2020_bert, kobayashi2021
 from normlens.experiments.encoder_study import MASKED, EncoderStudy
 from normlens.experiments.outcome import Outcome
@@ -24,7 +23,8 @@ MODEL = Path(os.environ.get("NORMLENS_REAL_MODELS", "../models")) / "minilm"
 def sequences(study: EncoderStudy, mask: float = 0.0) -> list[tuple[list[int], list[int], list[str]]]:
     """The sequences themselves are the engine's (their masks are random); what they are is said here anew."""
     tokenizer = study.lens.tokenizer
-    corpus = Corpus(
+    found = all_sequences(
+        study.lens,
         study.sources,
         pairs=True,
         max_length=study.max_length,
@@ -33,7 +33,7 @@ def sequences(study: EncoderStudy, mask: float = 0.0) -> list[tuple[list[int], l
         skip=study.skip,
         limit=study.limit,
     )
-    items = list(open_reader(study.lens, corpus).sequences())
+    items = list(found)
     kinds = {"[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask", ",": "comma_period", ".": "comma_period"}
     tokens = [tokenizer.convert_ids_to_tokens(item.ids) for item in items]
     return [

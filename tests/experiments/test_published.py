@@ -63,9 +63,9 @@ def test_a_model_is_known_by_name_and_shape() -> None:
 
 def test_text_is_not_the_papers_data(tiny_lens: Lens, tiny_text: Path, tmp_path: Path) -> None:
     assert data_key(EncoderStudy(tiny_lens, tmp_path, (tiny_text,)), 992) is None
-    pickle = tmp_path / "unlabeled_attn.pkl"
-    pickle.write_bytes(b"")
-    study = EncoderStudy(tiny_lens, tmp_path, (pickle,))
+    converted = tmp_path / "clark2019.jsonl"
+    converted.write_text('{"model_tokens": ["[CLS]", "[SEP]"]}\n')
+    study = EncoderStudy(tiny_lens, tmp_path, (converted,))
     assert data_key(study, 992) == "clark2019" and data_key(study, 991) is None
 
 

@@ -49,8 +49,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-ray", action="store_const", dest="only", const="no-ray")
-    parser.add_argument("--only", choices=["all", "local", "pool", "ray", "cluster"], default="all")
+    parser.add_argument("--only", choices=["all", "local", "pool", "ray", "cluster"])
     parser.add_argument("--pairs", type=int, default=2000, help="of the cluster's corpus; 0: no cluster")
+    parser.set_defaults(only="all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     adopt_orphans()
@@ -61,7 +62,9 @@ def main() -> int:
         bench = Bench(Path(folder), seed=arguments.seed)
         for moment in moments(bench, arguments.only, arguments.pairs):
             found = moment()
-            wrong = found.difference > 1e-9 or found.orphans > 5 or found.note not in ("", "had ended")
+            # What a dead driver leaves of a local Ray is Ray's to clean up, which it does after a minute or two.
+            slow = found.orphans > (240 if found.fault.startswith("ray") else 5)
+            wrong = found.difference > 1e-9 or slow or found.note not in ("", "had ended")
             bad += wrong
             by_fault[found.fault].append(found)
             print(

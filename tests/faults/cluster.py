@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from normlens.corpus.running.result import open_corpus
-from normlens.corpus.running.shards import Shard
+from normlens.corpus.result import open_corpus
 
 from ..corpus.conftest import WORDS
 from .moments import Outcome, largest_difference
@@ -58,7 +57,7 @@ config = transformers.BertConfig(
     max_position_embeddings=128, initializer_range=0.3,
 )
 lens = Lens(transformers.BertModel(config).eval(), words, name="small")
-lens.corpus(source, out, pairs=True, save_every=1.0, skip="^=", **options)
+lens.corpus(source, out, pairs=True, range_seconds=1.0, skip="^=", **options)
 """
 
 
@@ -78,9 +77,12 @@ def write_source(folder: Path, pairs: int) -> Path:
 
 
 def counted(out: Path) -> int:
-    """Sequences that are saved; shards that have grown may stand beside what they were."""
-    shards = (Shard.of(path.name) for path in out.glob("unfinished/*.shard"))
-    return len({sequence for shard in shards if shard is not None for sequence in range(shard.start, shard.stop)})
+    """Sequences that are saved; a shard that is merged of others may stand beside them."""
+    saved: set[int] = set()
+    for path in out.glob("unfinished/*.shard"):
+        start, stop = path.stem.split("-")[1:]
+        saved.update(range(int(start), int(stop)))
+    return len(saved)
 
 
 @dataclass
@@ -129,7 +131,7 @@ def start(source: Path, out: Path, **options: Any) -> subprocess.Popen[bytes]:
 def disturbed(folder: Path, pairs: int, say: Callable[[str], None] = print) -> Outcome:
     """Take a node, give one, kill the driver, start it again; compare."""
     source, out = write_source(folder, pairs), folder / "cluster"
-    right = folder / "right"
+    right = folder / "one-process"
     begin = time.monotonic()
 
     def tell(line: str) -> None:
@@ -138,7 +140,7 @@ def disturbed(folder: Path, pairs: int, say: Callable[[str], None] = print) -> O
     undisturbed = start(source, right)
     os.environ.update(_SURROUNDINGS)  # the nodes' workers have them too
     with Cluster() as cluster:
-        options = {"engine": "ray", "workers": "1:3", "address": cluster.address}
+        options = {"engine": "ray", "address": cluster.address}
         driver = start(source, out, **options)
         harm: list[tuple[float, str, Callable[[], object]]] = [
             (0.2, "a node is taken away", cluster.take_node),

@@ -26,8 +26,8 @@ import psutil
 import torch
 import transformers
 
-from normlens.corpus.running import run as running
-from normlens.corpus.running.result import CorpusResult, open_corpus
+from normlens.corpus import batches
+from normlens.corpus.result import CorpusResult, open_corpus
 from normlens.lens import Lens
 
 from ..corpus.conftest import TABLES, WORDS, tiny_tokenizer
@@ -56,8 +56,8 @@ def write_corpus(path: Path) -> Path:
 
 def run(model: Lens, source: Path, out: Path, **options: Any) -> CorpusResult:
     """The run that everything here is about."""
-    running.CHUNK_SIZE = CHUNK
-    chosen: dict[str, Any] = {"mask": 0.12, "per_token": True, "covariates": {"rank": RANKS}, "save_every": 0.2}
+    batches.CHUNK_SIZE = CHUNK
+    chosen: dict[str, Any] = {"mask": 0.12, "per_token": True, "covariates": {"rank": RANKS}, "range_seconds": 0.0}
     return model.corpus(source, out, **{**chosen, **options})
 
 
@@ -116,7 +116,7 @@ class Driver:
         os.kill(self.pid, signal.SIGKILL)
         self.wait()
         start = last = time.monotonic()
-        while time.monotonic() - start < 60:
+        while time.monotonic() - start < 300:
             left = {*family, *psutil.Process().children(recursive=True)} - others
             if any(map(_runs, left)):
                 last = time.monotonic()
@@ -131,7 +131,7 @@ class Driver:
         for process in psutil.Process(self.pid).children(recursive=True):
             with suppress(psutil.Error):
                 line = " ".join(process.cmdline())
-                of_ray = line.startswith("ray::") and ("RayWorker" in line or "normlens" in line)
+                of_ray = line.startswith(("ray::IDLE", "ray::normlens"))
                 if of_ray or ("spawn_main" in line and "resource_tracker" not in line):
                     found.append(process)
         return found
@@ -298,7 +298,7 @@ class Bench:
             if step.sequences >= after * CHUNK:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
-        driver = self._start(out, progress=fill, save_every=0.0)
+        driver = self._start(out, progress=fill)
         code, said = driver.wait(), driver.errors.read_text()
         note = "" if code == 2 and "must be writable" in said else f"ended with {code}: {said[-300:]}"
         return self._finish(

@@ -9,7 +9,7 @@ import pytest
 from normlens.alignment.formats import read_alignments
 from normlens.alignment.layer_choice import SavedChoice
 from normlens.alignment.parallel_files import read_lines as read_sentences
-from normlens.corpus.reading.token_attributes import read_ranks
+from normlens.corpus.sequences import read_ranks
 from normlens.errors import InputError
 from normlens.faithfulness.samples import read_lines as read_texts
 from normlens.faithfulness.samples import read_rows

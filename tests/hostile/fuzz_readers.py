@@ -7,7 +7,6 @@ Needs `pip install atheris`. Whatever is no `InputError` stops it, with the byte
 
 from __future__ import annotations
 
-import io
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,23 +16,24 @@ import atheris
 
 with atheris.instrument_imports(include=["normlens.corpus.reading", "normlens.alignment", "normlens.io.checksums"]):
     from normlens.alignment.formats import read_alignments
-    from normlens.corpus.counting.plan import Plan
-    from normlens.corpus.reading.plain_pickle import load_plain_pickle
-    from normlens.corpus.reading.records import Columns, read
-    from normlens.corpus.reading.token_attributes import read_ranks
-    from normlens.corpus.running.shards import Shard, ShardFolder
+    from normlens.corpus.options import Reading
+    from normlens.corpus.reading import write_records
+    from normlens.corpus.run import read_shard
+    from normlens.corpus.sequences import read_ranks
     from normlens.errors import InputError
     from normlens.io.checksums import read_checked_json
 
 FOLDER = Path(tempfile.mkdtemp())
 
 
-def records(suffix: str, columns: Columns | None = None) -> Callable[[bytes], object]:
+def records(suffix: str, **columns: str) -> Callable[[bytes], object]:
     path = FOLDER / f"corpus{suffix}"
+    reading = Reading(largest_record=1000, on_error="skip", **columns)
 
     def fuzz(content: bytes) -> object:
         path.write_bytes(content)
-        return list(read(path, columns or Columns(), largest=1000))
+        table = write_records(path, reading, FOLDER / "records")
+        return list(table.records(0, table.size))
 
     return fuzz
 
@@ -48,24 +48,18 @@ def in_file(name: str, use: Callable[[Path], object]) -> Callable[[bytes], objec
     return fuzz
 
 
-def shard(path: Path) -> object:
-    folder = ShardFolder(path.parent, "")
-    return folder.merged([Shard(0, 1)], Plan(("other",), measures=(), mixing=()))
-
-
 READERS: list[Callable[[bytes], object]] = [
-    lambda content: load_plain_pickle(lambda: io.BytesIO(content), "it"),
     records(".txt"),
     records(".jsonl"),
-    records(".jsonl", Columns(tags="tags")),
+    records(".jsonl", tag_column="tags"),
     records(".csv"),
-    records(".tsv", Columns(text="0")),
+    records(".tsv", text_column="0"),
     records(".txt.gz"),
     records(".txt.xz"),
     in_file("links", read_alignments),
     in_file("ranks", lambda path: read_ranks(path, 20)),
     in_file("record.json", lambda path: read_checked_json(path, "a record")),
-    in_file(Shard(0, 1).name, shard),
+    in_file("shard", read_shard),
 ]
 
 

@@ -6,13 +6,10 @@ import gzip
 import io
 import json
 import lzma
-import pickle
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import normlens.lens as lens_module
 from normlens.lens import Lens
@@ -47,7 +44,7 @@ def warm_up() -> None:
     import zarr  # noqa: F401
 
     import normlens.alignment.aligner
-    import normlens.corpus.running.run
+    import normlens.corpus.run
     import normlens.experiments.comparison
     import normlens.experiments.kobayashi2020_bert
     import normlens.experiments.kobayashi2020_nmt
@@ -99,11 +96,6 @@ def _records(name: str) -> bytes:
             stream = io.BytesIO()
             pd.DataFrame(rows).to_parquet(stream)
             return stream.getvalue()
-        case "corpus.pkl":
-            attention = np.zeros((2, 3), dtype=np.float16)
-            return pickle.dumps(
-                [{"tokens": ["[CLS]", *text.split(), "[SEP]"], "attns": attention} for text in TEXTS], 2
-            )
     raise ValueError(name)
 
 
@@ -138,9 +130,9 @@ def _make_finished(folder: Path) -> None:
 
 def small_chunks() -> None:
     """For this process and its children: a damaged shard must cost something."""
-    from normlens.corpus.running import run as running
+    from normlens.corpus import batches
 
-    running.CHUNK_SIZE = 2
+    batches.CHUNK_SIZE = 2
 
 
 def use_tiny_in_small_chunks(folder: Path) -> None:
@@ -162,7 +154,7 @@ def _make_unfinished(folder: Path) -> None:
             raise _StoppedError
 
     def run() -> None:
-        tiny().corpus("corpus.txt", "out", save_every=0.0, progress=stop)
+        tiny().corpus("corpus.txt", "out", range_seconds=0.0, progress=stop)
 
     try:
         _in_folder(folder, run)
@@ -394,7 +386,7 @@ def _make_gold(folder: Path) -> None:
 
 
 _SKIP = ("--on-error", "skip")
-_READABLE = ("corpus.txt", "corpus.jsonl", "corpus.csv", "corpus.tsv", "corpus.parquet", "corpus.pkl")
+_READABLE = ("corpus.txt", "corpus.jsonl", "corpus.csv", "corpus.tsv", "corpus.parquet")
 _PACKED = ("corpus.txt.gz", "corpus.txt.xz", "corpus.txt.zst")
 
 TARGETS: list[Target] = [

@@ -23,7 +23,7 @@ len(lines)
 
 # %% [markdown]
 # ## Two workers on Ray
-# The corpus is surveyed first; then each worker reads, tokenizes and counts sequences of its own, and saves what it has counted.
+# The corpus is read first and cut into ranges; each range is one task that tokenizes, counts and saves its sequences.
 
 # %%
 on_ray = lens.corpus(folder / "corpus.txt", folder / "ray", measures=["alpha", "f_norm"], engine="ray", workers=2)
@@ -39,8 +39,8 @@ assert sep < normal
 
 # %% [markdown]
 # ## The same answer without Ray
-# Engine, number of workers and batch size change no count, and no sum by more than 1e-9. That is not a hope but the design:
-# a sequence's numbers depend on nothing but itself, and the parts are merged in the order of the corpus.
+# Engine and number of workers change no count, and no sum by more than 1e-9. That is not a hope but the design:
+# a sequence always shares its forward pass with the same neighbours, and ranges are merged in the order of the corpus.
 
 # %%
 alone = lens.corpus(folder / "corpus.txt", folder / "local", measures=["alpha", "f_norm"])
@@ -65,7 +65,7 @@ sorted(path.name for path in (folder / "ray").iterdir())
 # %% [markdown]
 # ## On a cluster
 # ```shell
-# normlens corpus s3://bucket/wiki/ --model bert-base-uncased --out s3://bucket/out --engine ray --address auto --workers 0:64 --gpus-per-worker 1
+# normlens corpus s3://bucket/wiki/ --model bert-base-uncased --out s3://bucket/out --engine ray --address auto --gpus-per-worker 1
 # ```
-# Sources and results may lie in object stores, `--workers MIN:MAX` grows and shrinks with the cluster:
+# Sources and results may lie in object stores, and Ray runs as many ranges as the cluster has room for:
 # [corpora](../corpus.md), [scaling](../scaling.md), [GPUs](../howto/gpus.md).

@@ -38,7 +38,7 @@ TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut a text tha
 # An experiment's passes over a corpus.
 DataOption = Annotated[
     list[Path] | None,
-    typer.Option(help="Text with a paragraph per line, or unlabeled_attn.pkl (repeat); default: the sample corpus."),
+    typer.Option(help="Text with a paragraph per line, or clark2019.jsonl (repeat); default: the sample corpus."),
 ]
 PairsOption = Annotated[bool, typer.Option("--pairs/--single", help="Paragraph pairs, as in the papers.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Decides masks and samples.")]

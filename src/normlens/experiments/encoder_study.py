@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from normlens.corpus.reading.corpus import Corpus
-from normlens.corpus.reading.reader import COUNTED
-from normlens.corpus.reading.records import format_of
-from normlens.corpus.running.result import CorpusResult
-from normlens.corpus.running.run import Progress, open_reader
+from normlens.corpus.reading import MODEL_TOKENS, format_of, open_binary
+from normlens.corpus.result import CorpusResult
+from normlens.corpus.run import Progress, all_sequences
+from normlens.corpus.sequences import ranks_by_count, read_ranks, token_counts
 from normlens.errors import InputError
 from normlens.experiments.outcome import facts_of
 from normlens.io.writing import is_there
@@ -64,6 +63,13 @@ def check_data(paths: Iterable[Path]) -> None:
             raise InputError(f"the data are read several times: {path} is a pipe or a device; save it as a file first")
 
 
+def _is_tokenized(path: Path) -> bool:
+    if format_of(path) != "jsonl":
+        return False
+    with open_binary(path) as stream:
+        return f'"{MODEL_TOKENS}"'.encode() in stream.readline(1 << 20)
+
+
 @dataclass(frozen=True)
 class EncoderStudy:
     """One model and one corpus, with everything that decides the numbers."""
@@ -107,25 +113,27 @@ class EncoderStudy:
         return ", ".join("/".join(path.resolve().parts[-2:]) for path in self.data)
 
     @property
-    def from_pickle(self) -> bool:
-        """Return True if the data are in the format of Clark et al. 2019, tokenized already."""
-        return all(format_of(path) == "pickle" for path in self.sources)
-
-    @property
-    def _corpus(self) -> Corpus:
-        return Corpus(
-            self.sources,
-            pairs=self.pairs,
-            max_length=self.max_length,
-            seed=self.seed,
-            skip=self.skip,
-            limit=self.limit,
-        )
+    def is_tokenized(self) -> bool:
+        """Return True if the data are lists of tokens, as those of Clark et al. 2019 are."""
+        return all(map(_is_tokenized, self.sources))
 
     @cached_property
     def ranks(self) -> dict[Definition, Float[np.ndarray, " vocabulary"]]:
         """Frequency rank of each token id by both definitions; NaN where a definition leaves a token out."""
-        plain = open_reader(self.lens, self._corpus).covariates({"rank": self.frequency or COUNTED})["rank"]
+        size = len(self.lens.tokenizer)
+        if self.frequency is not None:
+            plain = read_ranks(self.frequency, size)
+        else:
+            sequences = all_sequences(
+                self.lens,
+                self.sources,
+                pairs=self.pairs,
+                max_length=self.max_length,
+                seed=self.seed,
+                skip=self.skip,
+                limit=self.limit,
+            )
+            plain = ranks_by_count(token_counts(sequences, size))
         return {"code": plain, "paper": paper_ranks(plain, self.lens.tokenizer)}
 
     @property
@@ -169,7 +177,7 @@ class EncoderStudy:
             "sequences": counts["sequences"],
             "tokens": counts["tokens"],
             "max_length": self.max_length,
-            "paragraph_pairs": self.pairs and not self.from_pickle,
+            "paragraph_pairs": self.pairs and not self.is_tokenized,
             "seed": self.seed,
             "definition": self.definition,
             "frequency_ranks": self.ranks_from,

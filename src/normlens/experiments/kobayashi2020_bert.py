@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from normlens.corpus.counting.plan import PAPER_MEASURES
-from normlens.corpus.running.result import CorpusResult
+from normlens.corpus.options import PAPER_MEASURES
+from normlens.corpus.result import CorpusResult
 from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import (
     PAIR_CATEGORIES,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from normlens.corpus.running.result import CorpusResult
+from normlens.corpus.result import CorpusResult
 from normlens.errors import InputError
 from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import (

@@ -18,8 +18,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 
-from normlens.corpus.reading.corpus import Corpus
-from normlens.corpus.running.run import open_reader
+from normlens.corpus.run import all_sequences
 from normlens.errors import InputError
 from normlens.experiments.claims import evaluate
 from normlens.experiments.encoder_study import HEADINGS, sample_corpus, source_line
@@ -89,8 +88,8 @@ class LayerStudy:
 
     def texts(self) -> list[list[int]]:
         """The token ids of each sequence."""
-        corpus = Corpus(self.sources, max_length=self.max_length, skip=HEADINGS, limit=self.limit)
-        found = [sequence.ids.tolist() for sequence in open_reader(self.lens, corpus).sequences()]
+        sequences = all_sequences(self.lens, self.sources, max_length=self.max_length, skip=HEADINGS, limit=self.limit)
+        found = [sequence.ids.tolist() for sequence in sequences]
         found = [ids for ids in found if len(ids) > 2]
         if not found:
             raise InputError("an experiment needs text: the data hold no sequence of three tokens; give another file")

@@ -114,6 +114,6 @@ def model_key(name: str, shape: tuple[int, int, int]) -> str | None:
 
 
 def data_key(study: EncoderStudy, sequences: int) -> str | None:
-    """The papers' own corpus: the whole pickle of Clark et al., uncut."""
-    whole = study.from_pickle and sequences == CLARK and study.max_length >= 128
+    """The papers' own corpus: all sequences of Clark et al., uncut."""
+    whole = study.is_tokenized and sequences == CLARK and study.max_length >= 128
     return "clark2019" if whole else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from normlens.errors import InputError
 from normlens.io.reading import read_text
-from normlens.io.remote import AnyPath, RemotePath, size_of
+from normlens.io.remote import AnyPath
 from normlens.io.writing import write_json
 
 SEAL = "normlens-seal.json"  # lists the files of a folder
@@ -25,12 +25,7 @@ _LARGEST_RECORD = 1 << 28  # bytes
 def read_json(path: AnyPath, what: str) -> dict[str, Any]:
     """A JSON object from a file; `what` names it in the error: `a manifest`."""
     try:
-        if isinstance(path, RemotePath):
-            if size_of(path) > _LARGEST_RECORD:
-                raise ValueError(f"it has more than {_LARGEST_RECORD} bytes")
-            content = json.loads(path.read_bytes().decode("utf-8"))
-        else:
-            content = json.loads(read_text(path, _LARGEST_RECORD))
+        content = json.loads(read_text(path, _LARGEST_RECORD))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error or type(error).__name__
         raise InputError(f"{what} must be a readable JSON file: {path} is not ({reason})") from error

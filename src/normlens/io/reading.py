@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from normlens.io.remote import AnyPath
+
 #: Bytes of a text that is read at once, and characters of a line where lines are read one by one.
 LARGEST_TEXT, LONGEST_LINE = 1 << 27, 1 << 24
 _BLOCK = 1 << 20
 
 
-def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
+def read_text(path: AnyPath, largest: int = LARGEST_TEXT) -> str:
     """A UTF-8 text with its line ends as they are; one that is longer, or no UTF-8, is a `ValueError`."""
     content = bytearray()
     with path.open("rb") as stream:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from normlens.errors import InputError
-from normlens.io.remote import AnyPath, RemotePath, path_of
+from normlens.io.remote import AnyPath, first_line, path_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +101,7 @@ def check_place(output: Path) -> None:
 @contextmanager
 def locked(folder: AnyPath, what: str) -> Iterator[None]:
     """Nobody else works in the folder, or at the file, while the block runs; a process that dies lets go of it."""
-    if isinstance(folder, RemotePath):  # object stores have no locks that end with their owner
+    if not isinstance(folder, Path):  # object stores have no locks that end with their owner
         yield
         return
     try:
@@ -137,7 +137,7 @@ def lock_file(path: Path, what: str) -> Iterator[None]:
 @contextmanager
 def lock_folder(folder: AnyPath, what: str) -> Iterator[None]:
     """A folder that takes files, for this run alone; what was made of it here, and holds nothing in the end, goes again."""
-    above = [] if isinstance(folder, RemotePath) else [folder, *folder.parents]
+    above = [folder, *folder.parents] if isinstance(folder, Path) else []
     made = [path for path in above if not path.exists()]
     writable_folder(folder)
     try:
@@ -152,7 +152,7 @@ def lock_folder(folder: AnyPath, what: str) -> Iterator[None]:
 def writable_folder(path: AnyPath) -> AnyPath:
     """A folder that exists and takes files; an error before any work is done where it does not."""
     try:
-        if isinstance(path, RemotePath):
+        if not isinstance(path, Path):
             probe = path / f"probe-{secrets.token_hex(4)}"
             probe.write_bytes(b"")
             probe.unlink()
@@ -160,8 +160,10 @@ def writable_folder(path: AnyPath) -> AnyPath:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             return path
-    except OSError as error:
-        reason = error.strerror or error
+    except Exception as error:  # every object store raises its own errors
+        if isinstance(path, Path) and not isinstance(error, OSError):
+            raise
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"the output folder must be writable: {path} is not ({reason}); choose another") from error
 
 
@@ -173,7 +175,7 @@ def atomic_write(path: str | AnyPath) -> Iterator[IO[bytes]]:
     when the block ends: it appears when its upload is complete.
     """
     target = path_of(path)
-    if isinstance(target, RemotePath):
+    if not isinstance(target, Path):
         content = io.BytesIO()
         yield content
         with _writable(target):
@@ -230,11 +232,14 @@ def durable_appender(path: Path, keep: int) -> Iterator[DurableAppender]:
             stream.close()
 
 
-def move_file(path: Path, target: Path) -> None:
+def move_file(path: AnyPath, target: AnyPath) -> None:
     """Give a finished file its name; whatever had that name is replaced."""
     with _writable(target):
-        path.replace(target)
-        _sync(target.parent)
+        if isinstance(path, Path) and isinstance(target, Path):
+            path.replace(target)
+            _sync(target.parent)
+        else:
+            path.rename(str(target))
 
 
 def write_bytes(path: str | AnyPath, content: bytes) -> None:
@@ -339,7 +344,7 @@ def _take_place(new: Path, target: Path) -> None:
 
 def remove_drafts(folder: AnyPath) -> None:
     """Remove the drafts that a killed process left in a folder; a remote one has none."""
-    if isinstance(folder, RemotePath):
+    if not isinstance(folder, Path):
         return
     for path in folder.glob(".*.draft"):
         if is_draft(path):

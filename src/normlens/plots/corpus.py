@@ -24,7 +24,7 @@ from normlens.plots.style import (
 from normlens.plots.tables import HeadTable, plot_head_tables
 
 if TYPE_CHECKING:
-    from normlens.corpus.running.result import CorpusResult
+    from normlens.corpus.result import CorpusResult
 
 #: Of one figure of a corpus, in inches.
 PANEL = (4.4, 2.6)

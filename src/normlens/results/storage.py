@@ -18,14 +18,14 @@ from normlens.results.analysis import Analysis
 from normlens.results.explanation import Explanation, is_explanation, open_explanation
 
 if TYPE_CHECKING:
-    from normlens.corpus.running.result import CorpusResult
+    from normlens.corpus.result import CorpusResult
 
 _FORMAT = 2
 
 
 def open_result(path: str | Path) -> Analysis | Explanation | CorpusResult:
     """Open a folder: a saved analysis, a saved explanation, or the results of a corpus run."""
-    from normlens.corpus.running.result import is_corpus, open_corpus
+    from normlens.corpus.result import is_corpus, open_corpus
 
     if is_explanation(path):
         return open_explanation(path)

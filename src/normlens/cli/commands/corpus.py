@@ -11,13 +11,13 @@ import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, named_value, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars
-from normlens.options import OnError
+from normlens.options import CorpusFormat, EngineName, OnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normlens.corpus.running.result import CorpusResult
-    from normlens.corpus.running.run import Progress as Step
+    from normlens.corpus.result import CorpusResult
+    from normlens.corpus.run import Progress as Step
 
 
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
@@ -27,7 +27,7 @@ def corpus(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="Text, JSON Lines, CSV, TSV, Parquet, a dataset on disk, a pickle; .gz .xz .zst; s3://…; - for stdin."
+            help="Text, JSON Lines, CSV, TSV, Parquet, Arrow, a dataset on disk; .gz .xz .zst; s3://…; - for stdin."
         ),
     ],
     out: Annotated[
@@ -42,7 +42,9 @@ def corpus(
     seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
     limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None,
     skip: Annotated[str | None, typer.Option(help="Leave out texts that match this regular expression.")] = None,
-    source_format: Annotated[str | None, typer.Option("--format", help="The format, where names do not tell.")] = None,
+    source_format: Annotated[
+        CorpusFormat | None, typer.Option("--format", help="The format, where names do not tell.")
+    ] = None,
     text_column: Annotated[str | None, typer.Option(help="The column with the text; a number: no header.")] = None,
     pair_column: Annotated[str | None, typer.Option(help="The column with the second text of a pair.")] = None,
     tag_column: Annotated[str | None, typer.Option(help="The column with a tag per word: the categories.")] = None,
@@ -64,21 +66,19 @@ def corpus(
         bool, typer.Option("--exact", help="Recompute flagged rank correlations in an exact pass.")
     ] = False,
     on_error: Annotated[OnError, typer.Option(help="What an unreadable record does.")] = "stop",
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[
-        str | None, typer.Option(help="Processes (local) or actors (ray); MIN:MAX where a cluster may grow.")
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Where it runs; with several workers pool, else local, by default.")
     ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes (pool), or Ray tasks at a time.")] = None,
     threads_per_worker: Annotated[
         int | None, typer.Option(help="Threads of each worker; with ray 1 by default, else the processors are divided.")
     ] = None,
-    gpus_per_worker: Annotated[float, typer.Option(help="GPUs of each actor (ray); 0.5 puts two on one.")] = 0.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="GPUs of each Ray task; 0.5 puts two on one.")] = 0.0,
     address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Sequences counted at once; 8 on a CPU, 64 on a GPU by default.")
+        int | None, typer.Option(help="Sequences in a forward pass; 8 on a CPU, 64 on a GPU by default.")
     ] = None,
-    batched: Annotated[
-        bool, typer.Option("--batched", help="A batch through the model at once: for a GPU; last digits may change.")
-    ] = False,
+    range_seconds: Annotated[float, typer.Option(help="Work in one range, which is what a restart repeats.")] = 30.0,
     largest_record: Annotated[
         int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
     ] = 1 << 24,
@@ -89,13 +89,13 @@ def corpus(
     as_json: JsonOption = False,
 ) -> None:
     """Count, over a whole corpus, what its tokens really draw on."""
-    from normlens.corpus.reading.sources import check_sources, named_paths
-    from normlens.corpus.running.run_folder import RunFolder
+    from normlens.corpus.reading import check_sources, named_paths
+    from normlens.corpus.result import RunFolder
     from normlens.io.remote import path_of
 
     rules = dict(named_value(item, "a category is NAME=REGEX") for item in category or ())
     folder = path_of(out)
-    check_sources(source, folder)  # all this before a model is loaded
+    check_sources(source)  # all this before a model is loaded
     read = [*named_paths(source), *model_files(model)]
     read += [] if frequency in (None, "corpus") else [path_of(frequency)]
     RunFolder(folder).check(read, overwrite=overwrite)
@@ -130,7 +130,7 @@ def corpus(
             gpus=gpus_per_worker,
             address=address,
             batch_size=batch_size,
-            batched=batched,
+            range_seconds=range_seconds,
             fresh=fresh,
             overwrite=overwrite,
             largest_record=largest_record,
@@ -147,8 +147,9 @@ def _bar() -> Iterator[Callable[[Step], None]]:
     with progress_bars() as move:
 
         def show(step: Step) -> None:
-            crew = f", {step.workers} workers, {step.shards} shards" if step.workers > 1 else ""
-            move("corpus", step.sequences, step.total, f"{step.rate:.1f} sequences/s{crew}{_left(step.seconds_left)}")
+            workers = f", {step.workers} workers" if step.workers > 1 else ""
+            rate = f"{step.rate:.1f} sequences/s{workers}{_left(step.seconds_left)}"
+            move("corpus", step.sequences, step.total, rate)
 
         yield show
 

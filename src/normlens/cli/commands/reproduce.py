@@ -21,7 +21,7 @@ from normlens.options import Definition
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normlens.corpus.running.run import Progress as Step
+    from normlens.corpus.run import Progress as Step
     from normlens.experiments.outcome import Number, Outcome, Table
 
 #: Tables with more numbers than this are in the report, not on the terminal.

@@ -1,1 +1,0 @@
-"""From sequences to statistics: a batch goes through the model, and each site's numbers are counted as it ends."""

@@ -1,1 +1,0 @@
-"""From sources to sequences: files of many formats to records, records to token ids with their categories."""
