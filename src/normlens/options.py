@@ -30,7 +30,7 @@ WordRule = Literal["text", "spaces"]
 
 #: `corpus`: what an unreadable record does; formats of sources; engines.
 OnError = Literal["stop", "skip"]
-CorpusFormat = Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow", "dataset", "hub"]
+CorpusFormat = Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow", "dataset"]
 EngineName = Literal["local", "pool", "ray"]
 
 #: `faithful`: how tokens are removed.

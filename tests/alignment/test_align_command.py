@@ -14,6 +14,7 @@ from normlens.alignment.layer_choice import Agreement
 from normlens.cli import line_output
 from normlens.cli.commands import align as command
 from normlens.cli.commands.align import align
+from normlens.cli.groups import spread
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, MODELS, needs_gold, needs_models
 from tests.alignment.models_for_tests import SENTENCES, lens
@@ -31,7 +32,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run(*arguments: str) -> tuple[int, str, str]:
     app = typer.Typer()
-    app.command()(align)
+    app.command()(spread(align))
     result = CliRunner().invoke(app, list(arguments))
     if isinstance(result.exception, InputError):
         return 2, result.stdout, str(result.exception)
@@ -117,7 +118,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     record = json.loads((tmp_path / "whole.run.json").read_text())
     assert record["choices"]["measure"] == "attn_n" and record["models"]["forward"]["class"] == "MarianMTModel"
 
-    line, written = command._line, []
+    line, written = command.LineStyle.line, []
 
     def interrupted(*arguments: object) -> str:
         written.append(line(*arguments))  # type: ignore[arg-type]
@@ -126,7 +127,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         return written[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(command, "_line", interrupted)
+        patched.setattr(command.LineStyle, "line", interrupted)
         assert run(*text, "--out", str(out))[0] == 2
     assert not out.exists(), "an output is there whole or not at all"
     with (tmp_path / "links.unfinished").open("ab") as file:
@@ -136,7 +137,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     monkeypatch.setattr(Agreement, "auto", lambda self, setting: (3,))  # a new choice would be another one
     written.clear()
     with monkeypatch.context() as patched:
-        patched.setattr(command, "_line", lambda *a: written.append(line(*a)) or written[-1])
+        patched.setattr(command.LineStyle, "line", lambda *a: written.append(line(*a)) or written[-1])
         run(*text, "--out", str(out), "--resume")
     assert len(written) == 7 - stop // 2 * 2  # what was durable was not done again
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
@@ -150,7 +151,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 def test_two_runs_do_not_write_one_output(
     how: str, text: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, said, line = tmp_path / "links", [], command._line
+    out, said, line = tmp_path / "links", [], command.LineStyle.line
 
     def other_run(*arguments: object) -> str:
         if not said:
@@ -158,7 +159,7 @@ def test_two_runs_do_not_write_one_output(
             said.append(run(*text, "--out", str(out), how)[2])
         return line(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "_line", other_run)
+    monkeypatch.setattr(command.LineStyle, "line", other_run)
     assert run(*text, "--out", str(out))[0] == 0
     assert "another process is at work in" in said[1] and str(out) in said[1]
     assert out.read_text() == run(*text)[1] and not (tmp_path / "links.unfinished").exists()

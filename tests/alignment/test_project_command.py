@@ -15,6 +15,7 @@ from normlens.alignment.translating import Translator
 from normlens.cli import line_output
 from normlens.cli.commands import project as command
 from normlens.cli.commands.project import project
+from normlens.cli.groups import spread
 from normlens.errors import InputError
 from tests.alignment.data import MODELS, needs_models
 from tests.alignment.models_for_tests import lens
@@ -39,7 +40,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run(*arguments: str) -> tuple[int, str, str]:
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(project)
+    app.command()(spread(project))
     result = CliRunner().invoke(app, list(arguments))
     if isinstance(result.exception, InputError):
         return 2, result.stdout, str(result.exception)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from normlens.alignment.formats import format_line, read_alignments
 from normlens.cli.commands import reproduce as command
+from normlens.cli.groups import spread
 from normlens.errors import InputError
 from normlens.experiments.kobayashi2020_nmt import run
 from normlens.experiments.translation_study import TranslationStudy
@@ -51,7 +52,7 @@ def test_the_command_hands_over_every_option(
 ) -> None:
     monkeypatch.setattr(command, "open_lens", lambda name: lens("marian"))
     app = typer.Typer()
-    app.command()(command.reproduce)
+    app.command()(spread(command.reproduce))
     truth = read_alignments(pair_files["gold"], one_based=True).lines
     (tmp_path / "truth").write_text("".join(format_line(line) + "\n" for line in truth))
     texts = [text for name, path in pair_files.items() for text in (f"--{name}", str(path))]

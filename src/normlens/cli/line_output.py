@@ -6,53 +6,95 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.errors import InputError
 from normlens.io.writing import check_outputs, durable_appender, is_there, real
 
 if TYPE_CHECKING:
-    from normlens.alignment.aligner import Aligner
+    from normlens.alignment.aligner import Aligner, LayerChoice
     from normlens.alignment.parallel_files import UnfinishedRun
+    from normlens.lens import Lens
 
-ModelOption = Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")]
-ReverseModelOption = Annotated[str | None, typer.Option(help="Model that translates target to source.")]
+
+@dataclass(frozen=True)
+class Models:
+    """Models"""
+
+    model: Annotated[str, typer.Option(help="Model that translates source to target: a folder or a hub name.")]
+    reverse_model: Annotated[str | None, typer.Option(help="Model that translates target to source.")] = None
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")] = 4096
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None
+
+    def files(self) -> list[Path]:
+        """Return the files of models that are folders here."""
+        return model_files(self.model, self.reverse_model)
+
+    def load(self) -> tuple[Lens, Lens | None]:
+        """Load both models."""
+        reverse = None
+        lens = open_lens(self.model, device=self.device)
+        if self.reverse_model is not None:
+            reverse = open_lens(self.reverse_model, device=self.device)
+        return lens, reverse
+
+
+@dataclass(frozen=True)
+class Languages:
+    """What the models read"""
+
+    source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = ""
+    reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = ""
+    source_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None
+    target_language: Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")] = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where it goes"""
+
+    out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False
+    overwrite: OverwriteOption = False
+    page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one pair here, too.")] = None
+    page_line: Annotated[int, typer.Option(min=1, help="Which pair the page shows, from 1.")] = 1
+
+    def __post_init__(self) -> None:
+        if self.resume and self.out is None:
+            raise InputError("resuming needs the file to go on with: give --out with --resume")
+
+    def check(self, inputs: list[Path], beside: Sequence[Path] = ()) -> None:
+        """Refuse, before anything is opened for writing, outputs that are inputs or that nobody said to replace.
+
+        Args:
+            inputs: Files that are read.
+            beside: Files that are written whole, beside the lines and the page.
+        """
+        from normlens.alignment.parallel_files import files_of_run
+
+        lines = [] if self.out is None or is_stream(self.out) else files_of_run(self.out)
+        asked = "pass --resume to go on with it, or --overwrite to replace it"
+        check_outputs(lines, inputs, replace=self.resume or self.overwrite, remedy=asked)
+        if lines and not lines[0].parent.is_dir():
+            raise InputError(f"lines are written to a file in an existing folder: {self.out} is not one; check --out")
+        whole = [*beside, *([] if self.page is None else [self.page])]
+        check_outputs(whole, inputs, replace=self.overwrite, remedy="pass --overwrite to replace it")
+        for path in whole:
+            if real(path) in map(real, lines):
+                raise InputError(f"every output has a place of its own: {path} is named twice; choose another path")
+
+
 LayerOption = Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")]
-SourcePrefixOption = Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")]
-SameForReverseOption = Annotated[str, typer.Option(help="The same for the reverse model.")]
-LanguageOption = Annotated[str | None, typer.Option(help="Language code, where the tokenizer has them.")]
-OutOption = Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
-BatchTokensOption = Annotated[int, typer.Option(min=1, help="Padded tokens per batch.")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, ...")]
 
 #: Pairs that are aligned together, and seconds after which finished ones are made durable. Windows begin at the same
 #: lines whether a run was interrupted or not, so that the answer is the same.
 WINDOW = 64
 SAVE_EVERY = 5.0
-
-
-def check_output(
-    out: Path | None, inputs: list[Path], resume: bool, overwrite: bool, beside: Sequence[Path] = ()
-) -> None:
-    """Refuse, before anything is opened for writing, outputs that are inputs or that nobody said to replace.
-
-    `beside` are files that are written whole, beside the lines.
-    """
-    from normlens.alignment.parallel_files import files_of_run
-
-    lines = [] if out is None or is_stream(out) else files_of_run(out)
-    asked = "pass --resume to go on with it, or --overwrite to replace it"
-    check_outputs(lines, inputs, replace=resume or overwrite, remedy=asked)
-    if lines and not lines[0].parent.is_dir():
-        raise InputError(f"lines are written to a file in an existing folder: {out} is not one; check --out")
-    check_outputs(beside, inputs, replace=overwrite, remedy="pass --overwrite to replace it")
-    for path in beside:
-        if real(path) in map(real, lines):
-            raise InputError(f"every output has a place of its own: {path} is named twice; choose another path")
 
 
 def check_sentences(*paths: Path) -> None:
@@ -98,10 +140,12 @@ def _input_record(path: Path) -> dict[str, str | None]:
     return {"name": path.name, "sha256": file_digest(path) if path.is_file() else None}
 
 
-def layers_option(text: str) -> str | list[int]:
+def layers_option(text: str) -> LayerChoice:
     """auto, best, or numbers from 1."""
-    if text in ("auto", "best"):
-        return text
+    if text == "auto":
+        return "auto"
+    if text == "best":
+        return "best"
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

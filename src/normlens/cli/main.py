@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from normlens.cli import commands
 from normlens.cli.failures import WRONG, exit_code
+from normlens.cli.groups import spread
 from normlens.cli.terminal import show
 from normlens.errors import InputError
 
@@ -98,7 +99,8 @@ class _LazyCommands(Mapping[str, Any]):
             raise KeyError(name)
         if name not in self._built:
             single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            single.command(name)(getattr(importlib.import_module(f"normlens.cli.commands.{name}"), name))
+            command = getattr(importlib.import_module(f"normlens.cli.commands.{name}"), name)
+            single.command(name)(spread(command))
             self._built[name] = typer.main.get_command(single)
         return self._built[name]
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 _LISTED = 20  # records that were not used, by place
-_MERGED_BY_DRIVER = 64  # more shards than this are first merged in groups, by workers
+_MERGED_BY_DRIVER = 8  # more shards than this are first merged in groups, by workers
 _NOT_COUNTED = ("precision", "per_token", "exact", "sites")  # fields of a plan that the manifest has elsewhere
 
 

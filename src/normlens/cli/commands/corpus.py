@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,94 @@ if TYPE_CHECKING:
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What is read"""
+
+    pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False
+    max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None
+    mask: Annotated[float, typer.Option(help="Share of the tokens to mask; the 2021 paper masks 0.12.")] = 0.0
+    seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0
+    limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None
+    skip: Annotated[str | None, typer.Option(help="Leave out texts that match this regular expression.")] = None
+    format: Annotated[CorpusFormat | None, typer.Option(help="The format, where names do not tell.")] = None
+    text_column: Annotated[str | None, typer.Option(help="The column with the text; a number: no header.")] = None
+    pair_column: Annotated[str | None, typer.Option(help="The column with the second text of a pair.")] = None
+    tag_column: Annotated[str | None, typer.Option(help="The column with a tag per word: the categories.")] = None
+    target_column: Annotated[str | None, typer.Option(help="The column with what an encoder-decoder model writes.")] = (
+        None
+    )
+    category: Annotated[
+        list[str] | None, typer.Option(help="A category NAME=REGEX in place of comma and period (repeat).")
+    ] = None
+    on_error: Annotated[OnError, typer.Option(help="What an unreadable record does.")] = "stop"
+    largest_record: Annotated[
+        int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
+    ] = 1 << 24
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Lens.corpus`."""
+        options = dict(vars(self))
+        rules = dict(named_value(item, "a category is NAME=REGEX") for item in options.pop("category") or ())
+        return {**options, "categories": rules or None}
+
+
+@dataclass(frozen=True)
+class Computing:
+    """What is computed"""
+
+    frequency: Annotated[
+        str | None, typer.Option(help="Correlate with frequency ranks: a `rank count token_id` file, or `corpus`.")
+    ] = None
+    measure: Annotated[list[str] | None, typer.Option(help="A measure (repeat); the 2020 paper's by default.")] = None
+    mixing: Annotated[list[str] | None, typer.Option(help="A map for mixing ratios (repeat); all by default.")] = None
+    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 1 (repeat); all by default.")] = None
+    sample: Annotated[int, typer.Option(help="Pairs, and tokens, in the uniform samples.")] = 20_000
+    per_token: Annotated[bool, typer.Option("--per-token", help="Also write a row per token and layer.")] = False
+    exact: Annotated[bool, typer.Option("--exact", help="Recompute flagged rank correlations in an exact pass.")] = (
+        False
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Lens.corpus`."""
+        return {
+            "covariates": {} if self.frequency is None else {"frequency_rank": self.frequency},
+            "measures": self.measure or None,
+            "mixing": self.mixing or None,
+            "layers": self.layer or None,
+            "sample": self.sample,
+            "per_token": self.per_token,
+            "exact": self.exact,
+        }
+
+
+@dataclass(frozen=True)
+class Running:
+    """How it is run"""
+
+    engine: Annotated[
+        EngineName | None, typer.Option(help="Where it runs; with several workers pool, else local, by default.")
+    ] = None
+    workers: Annotated[int | None, typer.Option(help="Processes (pool), or Ray tasks at a time.")] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads-per-worker",
+            help="Threads of each worker; with ray 1 by default, else the processors are divided.",
+        ),
+    ] = None
+    gpus: Annotated[float, typer.Option("--gpus-per-worker", help="GPUs of each Ray task; 0.5 puts two on one.")] = 0.0
+    address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in a forward pass; 8 on a CPU, 64 on a GPU by default.")
+    ] = None
+    range_seconds: Annotated[float, typer.Option(help="Work in one range, which is what a restart repeats.")] = 30.0
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping the run that --out holds.")] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace files in --out that are not of a run that it holds.")
+    ] = False
+
+
 def corpus(
     source: Annotated[
         list[str],
@@ -34,58 +123,11 @@ def corpus(
         str,
         typer.Option(help="The folder for the results, or its address; the same command resumes what is unfinished."),
     ],
+    reading: Reading,
+    computing: Computing,
+    running: Running,
     model: ModelOption = None,
     gguf_file: GgufOption = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False,
-    max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None,
-    mask: Annotated[float, typer.Option(help="Share of the tokens to mask; the 2021 paper masks 0.12.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Decides masks and samples.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="At most so many sequences.")] = None,
-    skip: Annotated[str | None, typer.Option(help="Leave out texts that match this regular expression.")] = None,
-    source_format: Annotated[
-        CorpusFormat | None, typer.Option("--format", help="The format, where names do not tell.")
-    ] = None,
-    text_column: Annotated[str | None, typer.Option(help="The column with the text; a number: no header.")] = None,
-    pair_column: Annotated[str | None, typer.Option(help="The column with the second text of a pair.")] = None,
-    tag_column: Annotated[str | None, typer.Option(help="The column with a tag per word: the categories.")] = None,
-    target_column: Annotated[
-        str | None, typer.Option(help="The column with what an encoder-decoder model writes.")
-    ] = None,
-    category: Annotated[
-        list[str] | None, typer.Option(help="A category NAME=REGEX in place of comma and period (repeat).")
-    ] = None,
-    frequency: Annotated[
-        str | None, typer.Option(help="Correlate with frequency ranks: a `rank count token_id` file, or `corpus`.")
-    ] = None,
-    measure: Annotated[list[str] | None, typer.Option(help="A measure (repeat); the 2020 paper's by default.")] = None,
-    mixing: Annotated[list[str] | None, typer.Option(help="A map for mixing ratios (repeat); all by default.")] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="A layer, from 1 (repeat); all by default.")] = None,
-    sample: Annotated[int, typer.Option(help="Pairs, and tokens, in the uniform samples.")] = 20_000,
-    per_token: Annotated[bool, typer.Option("--per-token", help="Also write a row per token and layer.")] = False,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Recompute flagged rank correlations in an exact pass.")
-    ] = False,
-    on_error: Annotated[OnError, typer.Option(help="What an unreadable record does.")] = "stop",
-    engine: Annotated[
-        EngineName | None, typer.Option(help="Where it runs; with several workers pool, else local, by default.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes (pool), or Ray tasks at a time.")] = None,
-    threads_per_worker: Annotated[
-        int | None, typer.Option(help="Threads of each worker; with ray 1 by default, else the processors are divided.")
-    ] = None,
-    gpus_per_worker: Annotated[float, typer.Option(help="GPUs of each Ray task; 0.5 puts two on one.")] = 0.0,
-    address: Annotated[str | None, typer.Option(help="The Ray cluster; without it, a new local one.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Sequences in a forward pass; 8 on a CPU, 64 on a GPU by default.")
-    ] = None,
-    range_seconds: Annotated[float, typer.Option(help="Work in one range, which is what a restart repeats.")] = 30.0,
-    largest_record: Annotated[
-        int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
-    ] = 1 << 24,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start again, dropping the run that --out holds.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace files in --out that are not of a run that it holds.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Count, over a whole corpus, what its tokens really draw on."""
@@ -93,49 +135,14 @@ def corpus(
     from normlens.corpus.result import RunFolder
     from normlens.io.remote import path_of
 
-    rules = dict(named_value(item, "a category is NAME=REGEX") for item in category or ())
-    folder = path_of(out)
+    options = {**reading.options(), **computing.options(), **vars(running)}
     check_sources(source)  # all this before a model is loaded
     read = [*named_paths(source), *model_files(model)]
-    read += [] if frequency in (None, "corpus") else [path_of(frequency)]
-    RunFolder(folder).check(read, overwrite=overwrite)
+    read += [] if computing.frequency in (None, "corpus") else [path_of(computing.frequency)]
+    RunFolder(path_of(out)).check(read, overwrite=running.overwrite)
     lens = open_lens(model, gguf_file)
     with _bar() as progress:
-        result = lens.corpus(
-            source,
-            out,
-            pairs=pairs,
-            max_length=max_length,
-            mask=mask,
-            seed=seed,
-            limit=limit,
-            skip=skip,
-            format=source_format,
-            text_column=text_column,
-            pair_column=pair_column,
-            tag_column=tag_column,
-            target_column=target_column,
-            categories=rules or None,
-            covariates={} if frequency is None else {"frequency_rank": frequency},
-            measures=measure or None,
-            mixing=mixing or None,
-            layers=layer or None,
-            sample=sample,
-            per_token=per_token,
-            exact=exact,
-            on_error=on_error,
-            engine=engine,
-            workers=workers,
-            threads=threads_per_worker,
-            gpus=gpus_per_worker,
-            address=address,
-            batch_size=batch_size,
-            range_seconds=range_seconds,
-            fresh=fresh,
-            overwrite=overwrite,
-            largest_record=largest_record,
-            progress=progress,
-        )
+        result = lens.corpus(source, out, progress=progress, **options)
     if as_json:
         print_json({"folder": str(result.folder), **result.manifest})
     else:

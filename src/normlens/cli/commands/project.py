@@ -13,15 +13,16 @@ import typer
 
 from normlens.cli import line_output
 from normlens.cli.line_output import (
+    Languages,
+    Models,
+    Output,
     about_run,
-    check_output,
     check_sentences,
     layers_option,
     new_run,
     opened,
     resumed_run,
 )
-from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
 from normlens.options import MarkedFormat, Pieces, WordRule
@@ -36,14 +37,15 @@ AFTER_INTERRUPTION = "what --out holds is kept, and the same command with --resu
 
 
 def project(
-    model: line_output.ModelOption,
+    models: Models,
     source: Annotated[Path, typer.Option(help="Marked-up or labelled source sentences.")],
     form: Annotated[MarkedFormat, typer.Option("--format", help="The format of the source; xml: also XLIFF.")],
+    languages: Languages,
+    output: Output,
     target: Annotated[
         Path | None, typer.Option(help="Their translations as plain text, one per line (json may hold its own).")
     ] = None,
     translate: Annotated[bool, typer.Option("--translate", help="Let the model translate.")] = False,
-    reverse_model: line_output.ReverseModelOption = None,
     pieces: Annotated[
         Pieces, typer.Option(help="one: an element stays in one piece; many: it is repeated where its words part.")
     ] = "one",
@@ -52,37 +54,24 @@ def project(
     ] = None,
     layer: line_output.LayerOption = "auto",
     layers_from: Annotated[Path | None, typer.Option(help="Take the layers that `align --save-choice` wrote.")] = None,
-    source_prefix: line_output.SourcePrefixOption = "",
-    reverse_source_prefix: line_output.SameForReverseOption = "",
-    source_language: line_output.LanguageOption = None,
-    target_language: line_output.LanguageOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per sentence: text, spans with scores, what had no place.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one sentence here, too.")] = None,
-    page_line: Annotated[int, typer.Option(min=1, help="Which sentence the page shows, from 1.")] = 1,
-    out: line_output.OutOption = None,
-    resume: line_output.ResumeOption = False,
-    overwrite: OverwriteOption = False,
-    batch_tokens: line_output.BatchTokensOption = 4096,
-    device: line_output.DeviceOption = None,
 ) -> None:
     """Carry inline markup, labels and markers from sentences into their translations, in the format they came in.
 
     Well-formed markup stays well-formed. What has no place in a translation is reported with its line, and so is a
     line that is not well-formed: its translation is then written without marks.
     """
-    if resume and out is None:
-        raise InputError("resuming needs the file to go on with: give --out with --resume")
     if translate and target is not None:
         raise InputError("a translation is given or made: leave out --target or --translate")
     if target is None and not translate and form != "json":
         raise InputError("marks are carried into a translation: give it with --target, or let the model --translate")
     given = [path for path in (source, target) if path is not None]
     check_sentences(*given)
-    read_here = [*given, *([] if layers_from is None else [layers_from]), *model_files(model, reverse_model)]
-    check_output(out, read_here, resume, overwrite, beside=[] if page is None else [page])
-    if page is None and page_line != 1:
+    read_here = [*given, *([] if layers_from is None else [layers_from]), *models.files()]
+    output.check(read_here)
+    if output.page is None and output.page_line != 1:
         raise InputError("the number of a sentence belongs to a page: give --page with it")
 
     from normlens.alignment.aligner import Aligner
@@ -94,40 +83,38 @@ def project(
     first = list(
         islice(items.read(), PAIRS_TO_CHOOSE_ON)
     )  # what is wrong with the text is said before a model is loaded
-    shown = None if page is None else _shown_item(items, given, page_line)
-    lens = open_lens(model, device=device)
+    shown = None if output.page is None else _shown_item(items, given, output.page_line)
+    lens, reverse = models.load()
     aligner = Aligner(
         lens,
-        None if reverse_model is None else open_lens(reverse_model, device=device),
-        layer=layers_option(layer),  # type: ignore[arg-type]
+        reverse,
+        layer=layers_option(layer),
         layers_from=layers_from,
-        batch_tokens=batch_tokens,
-        source_prefix=source_prefix,
-        reverse_source_prefix=reverse_source_prefix,
-        source_language=source_language,
-        target_language=target_language,
+        batch_tokens=models.batch_tokens,
+        **vars(languages),
     )
     translator = None
     if translate:
-        translator = Translator(lens, PairFormat(False, source_prefix, source_language, target_language))
+        form_of_pairs = PairFormat(False, languages.source_prefix, languages.source_language, languages.target_language)
+        translator = Translator(lens, form_of_pairs)
     rule: WordRule = words or ("spaces" if form == "conll" else "text")
     settings = {"format": form, "pieces": pieces, "words": rule, "json": as_json, "translate": translate}
     about = about_run(settings, {path.name: path for path in given})
-    run = resumed_run(aligner, out, about) if resume else None
+    run = resumed_run(aligner, output.out, about) if output.resume else None
     if run is None:
         # A model's own translations are made window by window, so only the first window's can be chosen on.
         if not aligner.layers:
             _choose(aligner, first[: line_output.WINDOW] if translate else first, translator, rule)
-        check_output(out, read_here, resume, overwrite)  # somebody else may have been here since
-        run = new_run(aligner, out, about)
+        output.check(read_here)  # somebody else may have been here since
+        run = new_run(aligner, output.out, about)
     elif run.is_whole():
-        say(f"normlens: {out} is whole already")
-        _write_page(aligner, page, shown, translator, rule, pieces)
+        say(f"normlens: {output.out} is whole already")
+        _write_page(aligner, output.page, shown, translator, rule, pieces)
         return
 
     skip = run.lines if run is not None else 0
     lost = marks = 0
-    with opened(run, out) as write, progress_bar("projecting") as progress:
+    with opened(run, output.out) as write, progress_bar("projecting") as progress:
         for number, item, found in _projected(items, skip, aligner, translator, rule, pieces):
             try:
                 line = _line(item, found, form, as_json, rule)
@@ -144,7 +131,7 @@ def project(
                 progress(number, items.total)
     if lost:
         say(f"normlens: {lost} of {marks} marks had no place")
-    _write_page(aligner, page, shown, translator, rule, pieces)
+    _write_page(aligner, output.page, shown, translator, rule, pieces)
     say(f"{aligner.signature().replace('align|', 'project|', 1)}|pieces:{pieces}|format:{form}")
 
 

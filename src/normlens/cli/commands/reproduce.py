@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normlens.corpus.run import Progress as Step
+    from normlens.experiments import Experiment
     from normlens.experiments.outcome import Number, Outcome, Table
 
 #: Tables with more numbers than this are in the report, not on the terminal.
@@ -31,48 +33,136 @@ _MOST_CELLS = 40
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
-def reproduce(
-    name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021, kobayashi2024 or kobayashi2020-nmt.")],
-    model: options.ModelOption = None,
-    data: options.DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="The folder for the report; default: reproduce/NAME.")] = None,
+@dataclass(frozen=True)
+class Encoders:
+    """Studies of one model"""
+
+    data: options.DataOption = None
     frequency: Annotated[
         Path | None, typer.Option(help="A `rank count token_id` file; without it, ranks are counted from the data.")
-    ] = None,
-    definition: Annotated[
-        Definition, typer.Option(help="Where the paper's words and the authors' code disagree.")
-    ] = "code",
+    ] = None
+    definition: Annotated[Definition, typer.Option(help="Where the paper's words and the authors' code disagree.")] = (
+        "code"
+    )
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sequence at most, 128 by default (2024: 64).")
+    ] = None
+    pairs: options.PairsOption = True
+    seed: options.SeedOption = 0
+    batch_size: options.BatchSizeOption = 8
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, this one.")] = None
+    fresh: options.FreshOption = False
+
+    def run(self, chosen: Experiment, model: str | None, folder: Path, limit: int | None) -> Outcome:
+        """Run the passes of an experiment over a corpus."""
+        from normlens.experiments import encoder_study
+
+        with pass_bars() as move:
+            study = encoder_study.EncoderStudy(
+                open_lens(model),
+                folder,
+                tuple(self.data or ()),
+                self.frequency,
+                self.definition,
+                limit or encoder_study.LIMIT,
+                self.max_length or encoder_study.LENGTH,
+                self.pairs,
+                seed=self.seed,
+                batch_size=self.batch_size,
+                workers=self.workers,
+                fresh=self.fresh,
+                progress=move,
+            )
+            outcome: Outcome = chosen.load().run(study)
+            return outcome
+
+    def run_layers(self, chosen: Experiment, model: str | None, limit: int | None) -> Outcome:
+        """Run the experiment that goes layer by layer."""
+        from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
+
+        lens, most, longest = open_lens(model), limit or LIMIT, self.max_length or LENGTH
+        note(estimate(most, longest, lens.anatomy.kinds[0]))
+        with progress_bar("sequences") as progress:
+            study = LayerStudy(lens, tuple(self.data or ()), most, longest, progress)
+            outcome: Outcome = chosen.load().run(study)
+            return outcome
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The study of translation"""
+
+    source: Annotated[Path | None, typer.Option(help="Source sentences, a line each.")] = None
+    target: Annotated[Path | None, typer.Option(help="Target sentences.")] = None
+    gold: Annotated[Path | None, typer.Option(help="Gold alignments.")] = None
+    gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="Gold links count words from 1.")] = False
+    gold_swap: Annotated[bool, typer.Option("--gold-swap", help="Gold links are written target-source.")] = False
+    other: Annotated[list[str] | None, typer.Option(help="Another aligner's output, NAME=FILE, 0-based (repeat).")] = (
+        None
+    )
+    other_swapped: Annotated[
+        list[str] | None, typer.Option(help="The same for an output that is written target-source (repeat).")
+    ] = None
+    gradient: Annotated[list[str] | None, typer.Option(help="A gradient baseline, li or ding (repeat).")] = None
+    gradient_samples: Annotated[int, typer.Option(min=1, help="Noisy samples per gradient; above 1, SmoothGrad.")] = 1
+    gradient_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Gradients on so many pairs only; they are slow.")
+    ] = None
+
+    def others(self) -> dict[str, tuple[Path, bool]]:
+        """Return the outputs of other aligners, and whether they are written target-source."""
+        found = {}
+        for texts, swapped in ((self.other, False), (self.other_swapped, True)):
+            for text in texts or ():
+                name, path = named_value(text, "another aligner's output is given as NAME=FILE")
+                found[name] = (Path(path), swapped)
+        return found
+
+    def check(self, model: str | None, limit: int | None) -> None:
+        """Raise an error for what is missing, before a model is loaded."""
+        from normlens.experiments.translation_study import check_files
+
+        needed = {"model": model, "source": self.source, "target": self.target, "gold": self.gold}
+        missing = ", ".join(f"--{option}" for option, value in needed.items() if value is None)
+        if self.source is None or self.target is None or self.gold is None or missing:
+            raise InputError(f"the translation experiment needs a model and gold alignments: give {missing}")
+        check_files(self.source, self.target, self.gold, self.others(), self.gradient or (), limit)
+
+    def run(self, chosen: Experiment, model: str | None, limit: int | None) -> Outcome:
+        """Run the experiment."""
+        from normlens.experiments.translation_study import TranslationStudy
+
+        assert self.source is not None and self.target is not None and self.gold is not None, "checked before"
+        with progress_bar("pairs") as progress:
+            study = TranslationStudy(
+                open_lens(model),
+                self.source,
+                self.target,
+                self.gold,
+                gold_one_based=self.gold_one_based,
+                gold_swap=self.gold_swap,
+                others=self.others(),
+                gradients=tuple(self.gradient or ()),
+                gradient_samples=self.gradient_samples,
+                gradient_pairs=self.gradient_pairs,
+                limit=limit,
+                progress=progress,
+            )
+            outcome: Outcome = chosen.load().run(study)
+            return outcome
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="kobayashi2020-bert, kobayashi2021, kobayashi2024 or kobayashi2020-nmt.")],
+    encoders: Encoders,
+    translation: Translation,
+    model: options.ModelOption = None,
+    out: Annotated[Path | None, typer.Option(help="The folder for the report; default: reproduce/NAME.")] = None,
     limit: Annotated[
         int | None,
         typer.Option(
             min=1, help="At most so many sequences, 992 by default (2024: 24); translation: pairs, all by default."
         ),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence at most, 128 by default (2024: 64).")
-    ] = None,
-    pairs: options.PairsOption = True,
-    seed: options.SeedOption = 0,
-    batch_size: options.BatchSizeOption = 8,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, this one.")] = None,
-    fresh: options.FreshOption = False,
-    source: Annotated[Path | None, typer.Option(help="Translation: source sentences, a line each.")] = None,
-    target: Annotated[Path | None, typer.Option(help="Translation: target sentences.")] = None,
-    gold: Annotated[Path | None, typer.Option(help="Translation: gold alignments.")] = None,
-    gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="Gold links count words from 1.")] = False,
-    gold_swap: Annotated[bool, typer.Option("--gold-swap", help="Gold links are written target-source.")] = False,
-    other: Annotated[
-        list[str] | None, typer.Option(help="Translation: another aligner's output, NAME=FILE, 0-based (repeat).")
-    ] = None,
-    other_swapped: Annotated[
-        list[str] | None, typer.Option(help="The same for an output that is written target-source (repeat).")
-    ] = None,
-    gradient: Annotated[
-        list[str] | None, typer.Option(help="Translation: a gradient baseline, li or ding (repeat).")
-    ] = None,
-    gradient_samples: Annotated[int, typer.Option(min=1, help="Noisy samples per gradient; above 1, SmoothGrad.")] = 1,
-    gradient_pairs: Annotated[
-        int | None, typer.Option(min=1, help="Gradients on so many pairs only; they are slow.")
     ] = None,
     overwrite: options.OverwriteOption = False,
     as_json: options.JsonOption = False,
@@ -82,71 +172,23 @@ def reproduce(
 
     chosen = find_experiment(name)
     folder = out if out is not None else Path("reproduce") / name
-    others = {
-        name: (Path(path), swapped)
-        for texts, swapped in ((other or (), False), (other_swapped or (), True))
-        for name, path in (named_value(text, "another aligner's output is given as NAME=FILE") for text in texts)
-    }
-    given = (*(data or ()), frequency, source, target, gold, *(path for path, _ in others.values()))
-    read = [path for path in given if path is not None]
+    other_files = [path for path, _ in translation.others().values()]
+    files = (encoders.frequency, translation.source, translation.target, translation.gold)
+    read = [*(encoders.data or ()), *(path for path in files if path is not None), *other_files]
     if chosen.kind == "translation":
-        if model is None or source is None or target is None or gold is None:
-            needed = {"model": model, "source": source, "target": target, "gold": gold}
-            missing = ", ".join(f"--{option}" for option, value in needed.items() if value is None)
-            raise InputError(f"the translation experiment needs a model and gold alignments: give {missing}")
-        from normlens.experiments.translation_study import TranslationStudy, check_files
-
-        check_files(source, target, gold, others, gradient or (), limit)
-        with report_folder(folder, name, [*read, *model_files(model)], overwrite), progress_bar("pairs") as progress:
-            pairs_study = TranslationStudy(
-                open_lens(model),
-                source,
-                target,
-                gold,
-                gold_one_based=gold_one_based,
-                gold_swap=gold_swap,
-                others=others,
-                gradients=tuple(gradient or ()),
-                gradient_samples=gradient_samples,
-                gradient_pairs=gradient_pairs,
-                limit=limit,
-                progress=progress,
-            )
-            outcome: Outcome = chosen.load().run(pairs_study)
-            report = outcome.write(folder)
+        translation.check(model, limit)
     else:
         from normlens.experiments.encoder_study import check_data
 
         check_data(read)
-        with report_folder(folder, name, [*read, *model_files(model)], overwrite):
-            if chosen.kind == "layers":
-                from normlens.experiments.kobayashi2024 import LENGTH, LIMIT, LayerStudy, estimate
-
-                lens, most, longest = open_lens(model), limit or LIMIT, max_length or LENGTH
-                note(estimate(most, longest, lens.anatomy.kinds[0]))
-                with progress_bar("sequences") as progress:
-                    outcome = chosen.load().run(LayerStudy(lens, tuple(data or ()), most, longest, progress))
-            else:
-                from normlens.experiments import encoder_study
-
-                with pass_bars() as move:
-                    study = encoder_study.EncoderStudy(
-                        open_lens(model),
-                        folder,
-                        tuple(data or ()),
-                        frequency,
-                        definition,
-                        limit or encoder_study.LIMIT,
-                        max_length or encoder_study.LENGTH,
-                        pairs,
-                        seed=seed,
-                        batch_size=batch_size,
-                        workers=workers,
-                        fresh=fresh,
-                        progress=move,
-                    )
-                    outcome = chosen.load().run(study)
-            report = outcome.write(folder)
+    with report_folder(folder, name, [*read, *model_files(model)], overwrite):
+        if chosen.kind == "translation":
+            outcome = translation.run(chosen, model, limit)
+        elif chosen.kind == "layers":
+            outcome = encoders.run_layers(chosen, model, limit)
+        else:
+            outcome = encoders.run(chosen, model, folder, limit)
+        report = outcome.write(folder)
     if as_json:
         print_json(outcome.to_dict())
     else:
