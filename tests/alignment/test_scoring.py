@@ -13,6 +13,7 @@ from normlens.alignment.formats import AlignmentFile, read_alignments
 from normlens.alignment.links import Annotation
 from normlens.alignment.scoring import Counts, bootstrap, corpus_counts, score
 from normlens.cli.commands.aer import aer
+from normlens.cli.groups import spread
 from normlens.errors import InputError
 from tests.alignment.data import GOLD, needs_gold
 from tests.reference import alignment as reference
@@ -111,7 +112,7 @@ def _run(*arguments: str | Path) -> tuple[int, str, str]:
     import typer
 
     app = typer.Typer()
-    app.command()(aer)
+    app.command()(spread(aer))
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if isinstance(result.exception, InputError):
         return 2, result.stdout, str(result.exception)

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,11 +30,32 @@ GgufOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is already at the output's place.")]
 
-# One text, as `analyze`, `explain` and `view` take it.
-PairOption = Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")]
-TargetOption = Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")]
-GenerateOption = Annotated[bool, typer.Option("--generate", help="Analyse what the model itself writes.")]
-TruncateOption = Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")]
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Model"""
+
+    model: ModelOption = None
+    gguf_file: GgufOption = None
+
+    def open(self) -> Lens:
+        """Load the model."""
+        return open_lens(self.model, self.gguf_file)
+
+    def files(self) -> list[Path]:
+        """Return the files of a model that is a folder here."""
+        return model_files(self.model)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What the model reads, beside the text"""
+
+    pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None
+    target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None
+    generate: Annotated[bool, typer.Option("--generate", help="Take what the model itself writes.")] = False
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False
+
 
 # An experiment's passes over a corpus.
 DataOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,20 +15,34 @@ if TYPE_CHECKING:
     from normlens.alignment.scoring import Score
 
 
+@dataclass(frozen=True)
+class Written:
+    """How links are written"""
+
+    gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="The gold counts words from 1.")] = False
+    gold_swap: Annotated[bool, typer.Option("--gold-swap", help="The gold is written target-source.")] = False
+    one_based: Annotated[bool, typer.Option("--one-based", help="The hypotheses count words from 1.")] = False
+    swap: Annotated[bool, typer.Option("--swap", help="The hypotheses are written target-source.")] = False
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How they are scored"""
+
+    worst: Annotated[int, typer.Option(min=0, help="How many of the worst sentence pairs to list.")] = 0
+    samples: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Bootstrap samples for the 95 % intervals; 0 for none.")
+    ] = 1000
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 1
+
+
 def aer(
     hypotheses: Annotated[list[Path], typer.Argument(metavar="HYP...", help="Alignments, one line per sentence pair.")],
     gold: Annotated[Path, typer.Option(help="Gold alignments: Pharaoh, .talp or NAACL.")],
-    gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="The gold counts words from 1.")] = False,
-    gold_swap: Annotated[bool, typer.Option("--gold-swap", help="The gold is written target-source.")] = False,
-    one_based: Annotated[bool, typer.Option("--one-based", help="The hypotheses count words from 1.")] = False,
-    swap: Annotated[bool, typer.Option("--swap", help="The hypotheses are written target-source.")] = False,
+    written: Written,
+    scoring: Scoring,
     source: Annotated[Path | None, typer.Option(help="Source sentences: every link is checked against them.")] = None,
     target: Annotated[Path | None, typer.Option(help="Target sentences: every link is checked against them.")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="How many of the worst sentence pairs to list.")] = 0,
-    samples: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Bootstrap samples for the 95 % intervals; 0 for none.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object per hypothesis.")] = False,
 ) -> None:
     """Score word alignments: AER, precision, recall, link counts, confidence intervals.
@@ -45,17 +60,19 @@ def aer(
         from normlens.alignment.parallel_files import read_sentences
 
         sizes = list(zip(*([len(words) for words in read_sentences(path)] for path in (source, target)), strict=False))
-    truth = read_alignments(gold, one_based=gold_one_based, swap=gold_swap, sentences=len(sizes) if sizes else None)
+    expected = len(sizes) if sizes else None
+    truth = read_alignments(gold, one_based=written.gold_one_based, swap=written.gold_swap, sentences=expected)
     if sizes is not None:
         check_indices(truth, sizes, "--gold-")
     read: list[AlignmentFile] = []
     for path in hypotheses:
-        read.append(read_alignments(path, one_based=one_based, swap=swap, sentences=len(truth.lines)))
+        lines = len(truth.lines)
+        read.append(read_alignments(path, one_based=written.one_based, swap=written.swap, sentences=lines))
         if sizes is not None:
             check_indices(read[-1], sizes, "--")
     scores: list[Score] = []
     for file in read:
-        scores.append(score(file, truth, samples=samples, seed=seed, worst=worst))
+        scores.append(score(file, truth, **vars(scoring)))
         other_way = corpus_counts([line.swapped().possible for line in file.lines], truth.lines).aer
         if other_way < scores[-1].counts.aer - 0.2:
             note(f"{file.name} would have AER {100 * other_way:.1f} read the other way round; is --swap right?")

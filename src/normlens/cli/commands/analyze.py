@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli import options
-from normlens.cli.options import check_saved, open_lens
+from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption, check_saved
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
 from normlens.io.writing import atomic_files, check_outputs, refuse_input, write_table
 from normlens.options import WordMode
@@ -22,43 +22,40 @@ _TABLE, RESULT = "analysis.csv", "analysis.zarr"
 _REMEDY = "pass --overwrite to replace it"
 
 
-def analyze(
-    text: Annotated[str, typer.Argument(help="The text to analyse.")],
-    pair: options.PairOption = None,
-    target: options.TargetOption = None,
-    model: options.ModelOption = None,
-    gguf_file: options.GgufOption = None,
-    measure: Annotated[
+@dataclass(frozen=True)
+class Measures:
+    """What is computed"""
+
+    measures: Annotated[
         list[str] | None,
         typer.Option("--measure", help="A measure to compute (repeat); the nine standard ones by default."),
-    ] = None,
-    layer: Annotated[
-        list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")
-    ] = None,
-    words: Annotated[WordMode | None, typer.Option(help="Merge subwords to words.")] = None,
-    generate: options.GenerateOption = False,
-    truncate: options.TruncateOption = False,
+    ] = None
+    layers: Annotated[list[int] | None, typer.Option("--layer", help="A layer, from 1 (repeat); all by default.")] = (
+        None
+    )
+    words: Annotated[WordMode | None, typer.Option(help="Merge subwords to words.")] = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Lens.analyze`."""
+        return {"measures": self.measures or None, "layers": self.layers or None, "words": self.words}
+
+
+def analyze(
+    text: Annotated[str, typer.Argument(help="The text to analyse.")],
+    given: Input,
+    chosen: ModelChoice,
+    computed: Measures,
     out: Annotated[Path | None, typer.Option(help="A folder for the pictures, the table and the result.")] = None,
-    overwrite: options.OverwriteOption = False,
-    as_json: options.JsonOption = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what each token of TEXT really draws on."""
     if out is not None:
-        _check_folder(out, model, overwrite)
-    lens = open_lens(model, gguf_file)
-    _announce(lens, measure or [], text, pair)
+        _check_folder(out, chosen.model, overwrite)
+    lens = chosen.open()
+    _announce(lens, computed.measures or [], text, given.pair)
     with progress_bar("analysing") as progress:
-        analysis = lens.analyze(
-            text,
-            pair,
-            target,
-            measures=measure or None,
-            layers=layer or None,
-            words=words,
-            generate=generate,
-            truncate=truncate,
-            progress=progress,
-        )
+        analysis = lens.analyze(text, **vars(given), **computed.options(), progress=progress)
     files = [] if out is None else write_files(analysis, out, overwrite=overwrite)
     if as_json:
         print_json(_document(analysis, files))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,19 +22,26 @@ if TYPE_CHECKING:
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
+@dataclass(frozen=True)
+class Passes:
+    """Passes over the corpus"""
+
+    definition: Annotated[Definition, typer.Option(help="Expansion rates by the paper or the code.")] = "code"
+    limit: Annotated[int, typer.Option(min=1, help="At most so many sequences.")] = 992
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128
+    pairs: options.PairsOption = True
+    seed: options.SeedOption = 0
+    batch_size: options.BatchSizeOption = 8
+    fresh: options.FreshOption = False
+
+
 def compare(
     models: Annotated[
         list[str], typer.Argument(help="Hub names or folders, at least two; `default`: the embedded one.")
     ],
+    passes: Passes,
     data: options.DataOption = None,
     out: Annotated[Path, typer.Option(help="The folder for the report.")] = Path("compare"),
-    definition: Annotated[Definition, typer.Option(help="Expansion rates by the paper or the code.")] = "code",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many sequences.")] = 992,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence at most.")] = 128,
-    pairs: options.PairsOption = True,
-    seed: options.SeedOption = 0,
-    batch_size: options.BatchSizeOption = 8,
-    fresh: options.FreshOption = False,
     overwrite: options.OverwriteOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -52,13 +60,7 @@ def compare(
                 open_lens(None if model == "default" else model),
                 out / "models" / f"{place:02}-{Path(model).name}",
                 tuple(data or ()),
-                definition=definition,
-                limit=limit,
-                max_length=max_length,
-                pairs=pairs,
-                seed=seed,
-                batch_size=batch_size,
-                fresh=fresh,
+                **vars(passes),
                 progress=lambda name, step: move(f"{Path(model).name}, {name}", step),
             )
 

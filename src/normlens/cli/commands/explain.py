@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli import options
-from normlens.cli.options import check_saved, open_lens
+from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption, check_saved
 from normlens.cli.terminal import console, print_json, progress_bar, show
 from normlens.options import AttentionRule, Baseline
 
@@ -16,57 +16,51 @@ if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
 
 
-def explain(
-    text: Annotated[str, typer.Argument(help="The text whose output is explained.")],
+@dataclass(frozen=True)
+class Question:
+    """What is explained"""
+
     output: Annotated[
         str | None,
         typer.Option(
             help="A token (mind its space: ' Paris'), a label or its number; the model's own choice without it."
         ),
-    ] = None,
-    against: Annotated[str | None, typer.Option(help="Explain the difference to this output.")] = None,
-    position: Annotated[
-        int | None, typer.Option(help="Where the output stands, from 0, or negative from the end.")
-    ] = None,
-    pair: options.PairOption = None,
-    target: options.TargetOption = None,
-    model: options.ModelOption = None,
-    gguf_file: options.GgufOption = None,
+    ] = None
+    against: Annotated[str | None, typer.Option(help="Explain the difference to this output.")] = None
+    position: Annotated[int | None, typer.Option(help="Where the output stands, from 0, or negative from the end.")] = (
+        None
+    )
     attention: Annotated[
         AttentionRule, typer.Option(help="Hold attention weights fixed, or integrate scores and values.")
-    ] = "fixed",
-    baseline: Annotated[
-        Baseline, typer.Option(help="What a term is measured from: the mean embedding, or zero.")
-    ] = "mean",
-    part: Annotated[
+    ] = "fixed"
+    baseline: Annotated[Baseline, typer.Option(help="What a term is measured from: the mean embedding, or zero.")] = (
+        "mean"
+    )
+    parts: Annotated[
         list[str] | None, typer.Option("--part", help="Terms to keep (repeat); all but edges by default.")
-    ] = None,
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Lens.explain`."""
+        return {**vars(self), "parts": self.parts or None}
+
+
+def explain(
+    text: Annotated[str, typer.Argument(help="The text whose output is explained.")],
+    question: Question,
+    given: Input,
+    chosen: ModelChoice,
     words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False,
-    generate: Annotated[bool, typer.Option("--generate", help="Explain each token that the model writes.")] = False,
-    truncate: options.TruncateOption = False,
     out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None,
-    overwrite: options.OverwriteOption = False,
-    as_json: options.JsonOption = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
     if out is not None:
-        check_saved(out, [Path(model)] if model else [], "a saved explanation", overwrite)
-    lens = open_lens(model, gguf_file)
+        check_saved(out, [Path(chosen.model)] if chosen.model else [], "a saved explanation", overwrite)
+    lens = chosen.open()
     with progress_bar("explaining") as progress:
-        explanation = lens.explain(
-            text,
-            pair,
-            target,
-            output=output,
-            against=against,
-            position=position,
-            attention=attention,
-            baseline=baseline,
-            parts=part or None,
-            generate=generate,
-            truncate=truncate,
-            progress=progress,
-        )
+        explanation = lens.explain(text, **vars(given), **question.options(), progress=progress)
     if out is not None:
         explanation.save(out, overwrite=overwrite)
     from normlens.results.tables import ExplanationTables

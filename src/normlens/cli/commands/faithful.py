@@ -4,35 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normlens.cli.commands.reproduce import is_results
-from normlens.cli.options import GgufOption, JsonOption, ModelOption, OverwriteOption, model_files, open_lens
+from normlens.cli.options import JsonOption, ModelChoice, OverwriteOption
 from normlens.cli.terminal import console, print_json, progress_bars, show
 from normlens.errors import InputError
 from normlens.io.writing import check_outputs, is_there, lock_folder
 from normlens.options import Removal
 
 if TYPE_CHECKING:
+    from normlens.faithfulness.samples import Sample
     from normlens.faithfulness.studies import Study
+    from normlens.lens import Lens
 
 
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
-def faithful(
-    model: ModelOption = None,
-    gguf_file: GgufOption = None,
+@dataclass(frozen=True)
+class Items:
+    """What the model is asked"""
+
     evidence: Annotated[
         list[Path] | None,
         typer.Option(help="A table of prefixes, right and wrong next words, and what decides (repeat)."),
-    ] = None,
+    ] = None
     texts: Annotated[
         list[Path] | None, typer.Option(help="A text per line; what follows a tab is left out (repeat).")
-    ] = None,
+    ] = None
+    limit: Annotated[int, typer.Option(min=1, help="Items of each file, of those that can be asked.")] = 40
+    skip: Annotated[int, typer.Option(min=0, help="Leave out so many first: another part of the same file.")] = 0
+    longest: Annotated[int, typer.Option(min=3, help="Texts with more tokens are refused, and counted.")] = 64
+    seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows of each file.")] = 0
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        return [*(self.evidence or ()), *(self.texts or ())]
+
+    def check(self) -> None:
+        """Raise an error for files that cannot be used, before a model is loaded."""
+        if bool(self.evidence) == bool(self.texts):
+            raise InputError(
+                "a study reads files of evidence or files of texts: give --evidence or --texts, one of the two"
+            )
+        _check_files(self.files, evidence=bool(self.evidence))
+
+    def read(self, lens: Lens) -> list[Sample]:
+        """Read every file for a model."""
+        from normlens.faithfulness.samples import read_evidence, read_texts
+
+        chosen: Any = {"limit": self.limit, "skip": self.skip, "seed": self.seed}
+        if self.evidence:
+            return [read_evidence(lens, path, **chosen) for path in self.files]
+        return [read_texts(lens, path, longest=self.longest, **chosen) for path in self.files]
+
+
+def faithful(
+    items: Items,
+    chosen: ModelChoice,
     method: Annotated[
         list[str] | None, typer.Option(help="A method of `normlens methods` (repeat); default: all of them.")
     ] = None,
@@ -45,34 +80,20 @@ def faithful(
     removal: Annotated[
         Removal | None, typer.Option(help="How tokens are removed; default: mask where there is one.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Items of each file, of those that can be asked.")] = 40,
-    skip: Annotated[int, typer.Option(min=0, help="Leave out so many first: another part of the same file.")] = 0,
-    longest: Annotated[int, typer.Option(min=3, help="Texts with more tokens are refused, and counted.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows of each file.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The folder for the report; default: faithful.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Test which explanation agrees with what the model does, and write a report with a verdict."""
-    if bool(evidence) == bool(texts):
-        raise InputError(
-            "a study reads files of evidence or files of texts: give --evidence or --texts, one of the two"
-        )
     folder = Path("faithful") if out is None else out
-    files = [*(evidence or ()), *(texts or ())]
     _check_names(method, protocol)
-    _check_files(files, evidence=bool(evidence))
+    items.check()
     from normlens.faithfulness.report import write_report
-    from normlens.faithfulness.samples import read_evidence, read_texts
     from normlens.faithfulness.studies import study
 
-    with _folder(folder, [*files, *model_files(model)], overwrite):
-        lens = open_lens(model, gguf_file)
-        options: Any = {"limit": limit, "skip": skip, "seed": seed}
-        if evidence:
-            samples = [read_evidence(lens, path, **options) for path in files]
-        else:
-            samples = [read_texts(lens, path, longest=longest, **options) for path in files]
+    with _folder(folder, [*items.files, *chosen.files()], overwrite):
+        lens = chosen.open()
+        samples = items.read(lens)
         with progress_bars() as move:
             found = study(
                 lens,

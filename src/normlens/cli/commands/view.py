@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli import options
 from normlens.cli.commands.analyze import RESULT
-from normlens.cli.options import model_files, open_lens
+from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption
 from normlens.cli.terminal import print_json, progress_bar, show
 from normlens.errors import InputError
 from normlens.io.writing import check_outputs, is_there
@@ -30,38 +29,34 @@ def view(
             metavar="TEXT|RUN", help="The text to analyse, or the folder of a saved run: an analysis or an explanation."
         ),
     ],
-    pair: options.PairOption = None,
-    target: options.TargetOption = None,
-    model: options.ModelOption = None,
-    gguf_file: options.GgufOption = None,
-    generate: options.GenerateOption = False,
-    truncate: options.TruncateOption = False,
+    given: Input,
+    chosen: ModelChoice,
     span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None,
     heads: Annotated[
         bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = DEFAULT_FILE,
-    overwrite: options.OverwriteOption = False,
+    overwrite: OverwriteOption = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    as_json: options.JsonOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
-    chosen = _span(span)
+    positions = _span(span)
     run = _run_at(Path(text))
     is_run = is_there(run / "zarr.json")
-    _check_file(out, [run] if is_run else model_files(model), overwrite)
+    _check_file(out, [run] if is_run else chosen.files(), overwrite)
     if is_run:
-        if model or pair or target or generate or gguf_file:
+        if given != Input() or chosen != ModelChoice():
             raise InputError(
                 f"a saved run is shown as it is: {text} is one; leave out --model, --pair, --target and --generate"
             )
         result = _opened(run)
     else:
         _check_text(text)
-        lens = open_lens(model, gguf_file)
+        lens = chosen.open()
         with progress_bar("analysing") as progress:
-            result = lens.analyze(text, pair, target, generate=generate, truncate=truncate, progress=progress)
-    path = _saved(result, out, chosen, heads)
+            result = lens.analyze(text, **vars(given), progress=progress)
+    path = _saved(result, out, positions, heads)
     if as_json:
         print_json({"file": str(path), "bytes": path.stat().st_size, "sites": _sizes(result)})
     else:
