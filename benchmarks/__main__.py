@@ -105,9 +105,8 @@ def engine_rows() -> list[Row]:
     found: list[Row] = []
     for engine in ("pool", "ray"):
         cost, case = engines.costs(engine), f"corpus, {engine} of 2, 600 and 1,200 sequences"
-        share = 100 * engines.DRIVER_SHARE
-        found.append(Row(case, "driver time beyond a fixed start, % of the workers'", 100 * cost.driver_share, share))
-        found.append(Row(case, "bytes to the driver, 1,200 over 600", cost.more_bytes, engines.MORE_BYTES))
+        most = 1000 * engines.RANGE_SECONDS / engines.WORKERS  # what 500 workers leave the driver for a range
+        found.append(Row(case, "processor time of the driver per range, ms", 1000 * cost.per_range, most))
     return found
 
 

@@ -5,7 +5,8 @@
 
 The first compares answers, undisturbed and killed in mid-run, with those of one process: counts must be equal; of
 everything else the largest relative difference is printed. The second takes the accounts of runs over 600 and 1,200
-sequences: what the driver did and received must not grow with the corpus. Processor time is compared, not the clock.
+sequences in ranges of two: what a range costs the driver, and how many workers it could keep busy. Processor time is
+compared, not the clock.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-#: The driver's processor time may grow by this share of the workers', and the bytes that it receives by this factor.
-DRIVER_SHARE, MORE_BYTES = 0.002, 1.2
+from benchmarks.corpus import bert
+
+#: Seconds of work in a range, and the number of workers that one driver must be able to keep busy.
+RANGE_SECONDS, WORKERS = 30.0, 500
 SIZES = (600, 1200)
+RANGE = 2
 
 #: What each run does differently, and whether it is killed after its first shard and started again.
 RUNS: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -84,31 +88,39 @@ class Costs:
     large: dict[str, float]
 
     @property
-    def driver_share(self) -> float:
-        """How much processor time of the driver goes with a second of the workers', beyond a fixed start."""
-        more = {name: self.large[name] - self.small[name] for name in ("driver_seconds", "worker_seconds")}
-        return more["driver_seconds"] / more["worker_seconds"]
+    def per_range(self) -> float:
+        """The driver's processor time for one more range, in seconds."""
+        more = {name: self.large[name] - self.small[name] for name in ("driver_seconds", "ranges")}
+        return more["driver_seconds"] / more["ranges"]
 
     @property
-    def more_bytes(self) -> float:
-        """How much more the driver receives of twice as many sequences."""
-        return self.large["bytes_to_driver"] / self.small["bytes_to_driver"]
+    def busy_workers(self) -> float:
+        """The number of workers at which one processor of the driver is busy all the time."""
+        return RANGE_SECONDS / max(self.per_range, 1e-6)
 
 
 def costs(engine: str, sizes: tuple[int, int] = SIZES, workers: int = 2) -> Costs:
-    """Count made-up texts of full length with the embedded model; `engine` is `pool` or `ray`."""
+    """Count made-up texts with a small model; `engine` is `pool` or `ray`."""
     import normlens
+    from normlens.corpus import batches
 
-    lens = normlens.load()
+    words = normlens.load().tokenizer
+    lens = normlens.Lens(bert(layers=2, width=64, heads=2).model, words, name="small")
     rng = np.random.default_rng(0)
-    words = [word for word in lens.tokenizer.get_vocab() if word.isalpha() and word.isascii()]
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for size in sizes:
-            source = Path(folder) / f"{size}.txt"
-            source.write_text("\n".join(" ".join(rng.choice(words, size=126)) for _ in range(size)))
-            result = lens.corpus(source, Path(folder) / str(size), engine=engine, workers=workers, threads=1)
-            found.append(result.manifest["engine"])
+    known = [word for word in words.get_vocab() if word.isalpha() and word.isascii()]
+    found, usual = [], batches.CHUNK_SIZE
+    batches.CHUNK_SIZE = RANGE
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for size in sizes:
+                source = Path(folder) / f"{size}.txt"
+                source.write_text("\n".join(" ".join(rng.choice(known, size=30)) for _ in range(size)))
+                result = lens.corpus(
+                    source, Path(folder) / str(size), engine=engine, workers=workers, threads=1, range_seconds=0.0
+                )
+                found.append(result.manifest["engine"])
+    finally:
+        batches.CHUNK_SIZE = usual
     return Costs(*found)
 
 
@@ -150,8 +162,8 @@ def _print_costs(engine: str, found: Costs) -> None:
         table.add_row(name, *(str(account[name]) for account in (found.small, found.large)))
     Console().print(table)
     Console().print(
-        f"driver seconds per worker second beyond a fixed start: {found.driver_share:.5f} (at most {DRIVER_SHARE}); "
-        f"bytes to the driver: {found.more_bytes:.3f} times (at most {MORE_BYTES})"
+        f"driver: {1000 * found.per_range:.1f} ms per range; with ranges of {RANGE_SECONDS:.0f} s it keeps "
+        f"{found.busy_workers:,.0f} workers busy (target {WORKERS})"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from normlens.alignment.extraction import (
     COMBINATIONS,
@@ -48,6 +48,17 @@ LayerChoice = Literal["auto", "best"] | int | Sequence[int]
 WORD_RULES: dict[WordRule, Callable[[str], list[Span]]] = {"text": word_spans, "spaces": spaced_spans}
 #: A text, one with its marks, or the same text once for each of its marks where they cross each other.
 MarkedSource = str | MarkedText | Sequence[MarkedText]
+
+
+class TextOptions(TypedDict, total=False):
+    """What the models of an `Aligner` read beside the sentences; all of it is empty by default."""
+
+    source_prefix: str  # text before every source sentence
+    reverse_source_prefix: str  # the same for the reverse model
+    source_language: str | None  # a code, where the tokenizer has them
+    target_language: str | None
+    prompt: str  # of a decoder-only model, with {source} and {target} in it
+    reverse_prompt: str
 
 
 @dataclass(frozen=True)
@@ -154,12 +165,7 @@ class Aligner:
         raw: bool = False,
         layers_from: str | Path | None = None,
         batch_tokens: int = 4096,
-        source_prefix: str = "",
-        reverse_source_prefix: str = "",
-        source_language: str | None = None,
-        target_language: str | None = None,
-        prompt: str = "",
-        reverse_prompt: str = "",
+        **text: Unpack[TextOptions],
     ) -> None:
         how: Joining | Symmetrization | None = symmetrize or (None if reverse is None else "product")
         # Views have no null column and no heuristic over links: whoever asks for one combines layers by the mean.
@@ -185,12 +191,14 @@ class Aligner:
             lens = model if isinstance(model, Lens) else load(model)
             return WordMapper(lens, form, measure=measure, head=head, batch_tokens=batch_tokens)
 
-        self.forward = mapper(model, PairFormat(raw, source_prefix, source_language, target_language, prompt))
+        source, target = text.get("source_language"), text.get("target_language")
+        self.forward = mapper(
+            model, PairFormat(raw, text.get("source_prefix", ""), source, target, text.get("prompt", ""))
+        )
         self.reverse: WordMapper | None = None
         if reverse is not None:
-            self.reverse = mapper(
-                reverse, PairFormat(raw, reverse_source_prefix, target_language, source_language, reverse_prompt)
-            )
+            prefix, prompt = text.get("reverse_source_prefix", ""), text.get("reverse_prompt", "")
+            self.reverse = mapper(reverse, PairFormat(raw, prefix, target, source, prompt))
         #: Filled when the first text is seen: the layers of each direction, and how far each layer's readings agree.
         self.layers: dict[str, tuple[int, ...]] = {}
         self.agreements: dict[str, Agreement] = {}

@@ -379,17 +379,17 @@ def _required(path: AnyPath | None, kind: str) -> AnyPath:
 
 def open_binary(path: AnyPath) -> IO[bytes]:
     """Open a file, decompressed by its suffix."""
-    stream: Any = path.open("rb")
+    stream: IO[bytes] = path.open("rb")
     if is_remote(path):
-        stream = io.BufferedReader(stream)  # those of object stores have no readline with a limit
+        stream = io.BufferedReader(stream)  # type: ignore[type-var]  # theirs have no readline with a limit
     match path.suffix:
         case ".gz":
-            return gzip.open(stream)  # type: ignore[return-value]
+            return io.BufferedReader(gzip.GzipFile(fileobj=stream))
         case ".xz":
             return lzma.open(stream)
         case ".zst":
             return io.BufferedReader(arrow("a file compressed by zstd").CompressedInputStream(stream, "zstd"))
-    return stream  # type: ignore[no-any-return]
+    return stream
 
 
 @dataclass(frozen=True)

@@ -409,6 +409,8 @@ class Block:
         rows = compiled_loops().vectors
         norm, width = self.norm, self.total.shape[-1]
         zeros, ones = self.total.new_zeros(width), self.total.new_ones(width)
+        gamma = ones if norm is None or norm.weight is None else norm.weight
+        beta = zeros if norm is None or norm.beta is None else norm.beta
         out = self.total.new_empty(rows.ROWS, *self.total.shape[:2])
 
         def flat(vectors: Tensor) -> Tensor:
@@ -426,8 +428,7 @@ class Block:
             residual=flat(self.residual),
             total=flat(self.total),
             normalized=flat(self.total if self.normalized is None else self.normalized),
-            gamma=ones if norm is None or norm.weight is None else norm.weight.contiguous(),
-            beta=zeros if norm is None or norm.beta is None else norm.beta.contiguous(),
+            affine=torch.stack([gamma, beta]),
             centred=norm is not None and norm.centred,
             eps=0.0 if norm is None else norm.eps,
             with_norm=norm is not None,

@@ -153,6 +153,13 @@ class LineStyle:
         return format_line(annotation, one_based=self.one_based, talp=self.talp, scores=numbers)
 
 
+@dataclass(frozen=True)
+class AlignOutput(Output):
+    """Where it goes"""
+
+    save_choice: Annotated[Path | None, typer.Option(help="Write the layers and what they were chosen on here.")] = None
+
+
 def align(
     models: Models,
     source: Annotated[Path, typer.Option(help="Source sentences, one per line.")],
@@ -161,23 +168,20 @@ def align(
     prompts: Prompts,
     links: Links,
     style: LineStyle,
-    output: Output,
-    save_choice: Annotated[
-        Path | None, typer.Option(help="Write the layers and what they were chosen on here.")
-    ] = None,
+    output: AlignOutput,
 ) -> None:
     """Align the words of sentence pairs: one line of links per pair, `source-target`, counted from 0.
 
     A pair with an empty side, or one that is too long for the model, gets an empty line and is reported.
     """
-    if save_choice is not None and not (source.is_file() and target.is_file()):
+    if output.save_choice is not None and not (source.is_file() and target.is_file()):
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if links.reverse_links is not None and alignment.symmetrize is None:
         raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
     check_sentences(source, target)
     given = (source, target, links.reverse_links, links.gold, alignment.layers_from)
     read_here = [path for path in given if path is not None] + models.files()
-    output.check(read_here, [] if save_choice is None else [save_choice])
+    output.check(read_here, [] if output.save_choice is None else [output.save_choice])
     if output.page is None and (links.gold is not None or output.page_line != 1):
         raise InputError("reference links and the number of a pair belong to a page: give --page with them")
     shown = None if output.page is None else _shown_pair(source, target, output.page_line)
@@ -205,8 +209,8 @@ def align(
         say(f"normlens: {output.out} is whole already")
         _write_page(aligner, output.page, shown, reference)
         return
-    if save_choice is not None:
-        aligner.choice().write(save_choice)
+    if output.save_choice is not None:
+        aligner.choice().write(output.save_choice)
     for name, agreement in aligner.agreements.items():
         say(f"{name}:\n{agreement.table(aligner.choices.setting)}")
 

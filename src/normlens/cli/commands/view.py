@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 DEFAULT_FILE = Path("normlens-view.html")
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What is shown"""
+
+    span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None
+    heads: Annotated[
+        bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
+    ] = None
+
+
 def view(
     text: Annotated[
         str,
@@ -31,17 +42,14 @@ def view(
     ],
     given: Input,
     chosen: ModelChoice,
-    span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None,
-    heads: Annotated[
-        bool | None, typer.Option("--heads/--no-heads", help="Keep or leave out the maps per head; by size otherwise.")
-    ] = None,
+    shown: Shown,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = DEFAULT_FILE,
     overwrite: OverwriteOption = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a page that shows what each token of TEXT, or of a saved RUN, really draws on."""
-    positions = _span(span)
+    positions = _span(shown.span)
     run = _run_at(Path(text))
     is_run = is_there(run / "zarr.json")
     _check_file(out, [run] if is_run else chosen.files(), overwrite)
@@ -56,7 +64,7 @@ def view(
         lens = chosen.open()
         with progress_bar("analysing") as progress:
             result = lens.analyze(text, **vars(given), progress=progress)
-    path = _saved(result, out, positions, heads)
+    path = _saved(result, out, positions, shown.heads)
     if as_json:
         print_json({"file": str(path), "bytes": path.stat().st_size, "sites": _sizes(result)})
     else:

@@ -53,8 +53,7 @@ def per_query(
     residual: Any,
     total: Any,
     normalized: Any,
-    gamma: Any,
-    beta: Any,
+    affine: Any,
     centred: bool,
     eps: float,
     with_norm: bool,
@@ -62,6 +61,7 @@ def per_query(
 ) -> None:
     """The sums of `decompose.block`, for blocks with nothing on the branch; a row of `out` for each."""
     count, width = summed.shape
+    gamma, beta = affine[0], affine[1]
     for n in numba.prange(count):
         z, o, r, y = summed[n], own[n], residual[n], total[n]
         zero, one, size_of = summed.dtype.type(0), summed.dtype.type(1), summed.dtype.type(width)
