@@ -203,12 +203,24 @@ class Lens:
     ) -> Analysis | list[Analysis]:
         """Analyse one text, or a list of texts.
 
-        One text in, one `Analysis` out; a list in, a list out, in the same order. `pair` is a second segment, `target`
-        what an encoder-decoder model is made to write; `generate=True` analyses what the model itself writes.
-        With `pretokenized=True` a text is a list of words. `words` merges subwords to words. Without `measures`, the nine
-        standard ones are computed; maps that look into the feed-forward block cost about half as many feed-forward passes
-        as there are tokens and are asked for by name. `progress` is called with how much is done and how much there is:
-        texts, or sites where all texts are one batch.
+        Args:
+            text: A text, or a list of texts.
+            pair: A second segment, as in `[CLS] text [SEP] pair [SEP]`.
+            target: The text that an encoder-decoder model is made to write.
+            measures: Names of measures; by default the nine standard ones. Maps through the feed-forward block cost about
+                half as many feed-forward passes as there are tokens, and are asked for by name.
+            mixing: Maps whose mixing ratios are computed, beside those of the maps among `measures`.
+            layers: Numbers of layers, from 1; by default all.
+            words: Merge subwords to words: `norms` adds norms, `vectors` adds vectors before their norm is taken.
+            precision: The dtype of the computation.
+            generate: Analyse what the model itself writes.
+            pretokenized: A text is a list of words.
+            truncate: Cut a text that is too long for the model.
+            batch_size: Texts in a forward pass.
+            progress: Called with the number of texts that are done and of all texts; where all are one batch, with sites.
+
+        Returns:
+            One `Analysis` for one text, a list in the same order for a list.
         """
         check_batch_size(batch_size)
         single, items = as_lists(text, pair, target, pretokenized)
@@ -246,7 +258,19 @@ class Lens:
         precision: Precision = "float32",
         truncate: bool = False,
     ) -> Iterator[SiteResult]:
-        """Yield one site at a time, in the order in which the model runs them; nothing is kept in between."""
+        """Yield one site at a time, in the order in which the model runs them; nothing is kept in between.
+
+        Args:
+            text: The text.
+            pair: A second segment.
+            target: The text that an encoder-decoder model is made to write.
+            measures: Names of measures; by default the nine standard ones.
+            mixing: Maps whose mixing ratios are computed.
+            layers: Numbers of layers, from 1; by default all.
+            sites: Kinds of sites: `encoder`, `decoder`, `cross`; by default all.
+            precision: The dtype of the computation.
+            truncate: Cut a text that is too long for the model.
+        """
         encoded = self.encoder(text, pair, target, truncate=truncate, pretokenized=False)
         yield from self.stream_inputs(
             self._padded([encoded]), measures=measures, mixing=mixing, layers=layers, sites=sites, precision=precision
@@ -367,7 +391,18 @@ class Lens:
         layers: Sequence[int] | None = None,
         precision: Precision = "float32",
     ) -> list[Analysis]:
-        """Analyse tensors that you prepared yourself: one `Analysis` per row."""
+        """Analyse tensors that you prepared yourself.
+
+        Args:
+            inputs: The model's inputs by name: `input_ids`, `attention_mask` and so on.
+            measures: Names of measures; by default the nine standard ones.
+            mixing: Maps whose mixing ratios are computed.
+            layers: Numbers of layers, from 1; by default all.
+            precision: The dtype of the computation.
+
+        Returns:
+            One `Analysis` per row.
+        """
         options = _request_options(None, precision, measures=measures, mixing=mixing, layers=layers)
         checked = checked_inputs(self.traced.body, inputs)
         self.traced.refresh()
@@ -383,7 +418,16 @@ class Lens:
         sites: Sequence[str] | None = None,
         precision: Precision = "float32",
     ) -> Iterator[SiteResult]:
-        """Yield one site of a prepared batch at a time (see `SiteResult`); nothing is kept in between."""
+        """Yield one site of a prepared batch at a time; nothing is kept in between.
+
+        Args:
+            inputs: The model's inputs by name.
+            measures: Names of measures; by default the nine standard ones.
+            mixing: Maps whose mixing ratios are computed.
+            layers: Numbers of layers, from 1; by default all.
+            sites: Kinds of sites: `encoder`, `decoder`, `cross`; by default all.
+            precision: The dtype of the computation.
+        """
         inputs = checked_inputs(self.traced.body, inputs)
         self.traced.refresh()
         options = _request_options(None, precision, measures=measures, mixing=mixing, layers=layers, sites=sites)

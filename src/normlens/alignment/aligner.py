@@ -423,7 +423,13 @@ class Aligner:
                     yield project_marks(marked, own, target, other, aligned.scores, pieces)
 
     def project_markup(self, source: str, target: str, markup: Markup = "html", *, pieces: Pieces = "one") -> str:
-        """One line with its inline markup carried into its translation; what has no place there is an error.
+        """Return the translation of a line with its inline markup; what has no place there is an error.
+
+        Args:
+            source: The line with its markup.
+            target: Its translation as plain text.
+            markup: The kind of markup.
+            pieces: `one` keeps an element in one piece, `many` repeats it where its words part.
 
         >>> aligner.project_markup("a <b>red</b> car", "une voiture rouge")  # doctest: +SKIP
         'une voiture <b>rouge</b>'
@@ -448,11 +454,16 @@ class Aligner:
         pieces: Pieces = "one",
         view: str = "view=alignment",
     ) -> View:
-        """See the links of one pair: the viewer in a notebook, a page in the browser elsewhere.
+        """Show the links of one pair: the viewer in a notebook, a page in the browser elsewhere.
 
-        `gold` is an `Annotation` or sure links `(source word, target word)` from 0: they are framed, and scored.
-        A `MarkedText` (as `read_markup` gives it) is shown with its marks, and its translation with the marks as
-        `project` carries them there; `words` and `pieces` are for such texts.
+        Args:
+            source: The source sentence. A `MarkedText` (see `read_markup`) is shown with its marks, and its translation
+                with the marks as `project` carries them there.
+            target: Its translation.
+            gold: An `Annotation`, or sure links `(source word, target word)` from 0; they are framed and scored.
+            words: The rule that finds words, for marked texts.
+            pieces: The pieces of an element, for marked texts.
+            view: The state in which the page opens.
         """
         from normlens.viewer.display import show
 
@@ -468,7 +479,16 @@ class Aligner:
         words: WordRule = "text",
         pieces: Pieces = "one",
     ) -> Path:
-        """Write the page of one pair as one HTML file that opens offline; all else as in `show`."""
+        """Write the page of one pair as one HTML file that opens offline.
+
+        Args:
+            path: The file.
+            source: The source sentence, marked or not (see `show`).
+            target: Its translation.
+            gold: Reference links, framed and scored.
+            words: The rule that finds words, for marked texts.
+            pieces: The pieces of an element, for marked texts.
+        """
         from normlens.viewer.page import save_html
 
         return save_html(self._page(source, target, gold, words, pieces), path)

@@ -72,7 +72,14 @@ def parse_line(text: str, *, one_based: bool = False, where: str = "this line") 
 def read_alignments(
     path: Path | str, *, one_based: bool = False, swap: bool = False, sentences: int | None = None
 ) -> AlignmentFile:
-    """Read a whole file; `sentences` is needed only for NAACL files that end in pairs without links."""
+    """Read a file of alignments: Pharaoh, TALP or NAACL.
+
+    Args:
+        path: The file.
+        one_based: Words are counted from 1; NAACL files always are.
+        swap: Links are written target-source.
+        sentences: The number of pairs, for NAACL files that end in pairs without links.
+    """
     path = Path(path)
     texts = list(read_lines(path))
     filled = [text for text in texts if text.strip()]

@@ -128,7 +128,15 @@ def corpus_counts(hypotheses: Sequence[Links], gold: Sequence[Annotation]) -> Co
 def score(
     hypothesis: AlignmentFile, gold: AlignmentFile, *, samples: int = 1000, seed: int = 1, worst: int = 5
 ) -> Score:
-    """Score a hypothesis file; its possible links count as links, since an aligner that writes one means it."""
+    """Score a hypothesis; its possible links count as links, since an aligner that writes one means it.
+
+    Args:
+        hypothesis: The links to score.
+        gold: The reference.
+        samples: Bootstrap samples for the 95 % intervals; 0: none.
+        seed: The seed of the bootstrap.
+        worst: The number of worst pairs to list.
+    """
     links = [line.possible for line in hypothesis.lines]
     _check_lengths(links, gold.lines, hypothesis.name)
     total = corpus_counts(links, gold.lines)

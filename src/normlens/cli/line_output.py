@@ -46,7 +46,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Languages:
-    """What the models read"""
+    """Languages and prompts"""
 
     source_prefix: Annotated[str, typer.Option(help="Text before every source sentence (>>fr<<).")] = ""
     reverse_source_prefix: Annotated[str, typer.Option(help="The same for the reverse model.")] = ""
@@ -56,7 +56,7 @@ class Languages:
 
 @dataclass(frozen=True)
 class Output:
-    """Where it goes"""
+    """Output"""
 
     out: Annotated[Path | None, typer.Option(help="Output file; the choices are recorded beside it.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False

@@ -49,7 +49,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Input:
-    """What the model reads, beside the text"""
+    """Further input"""
 
     pair: Annotated[str | None, typer.Option(help="A second segment, as in [CLS] text [SEP] pair [SEP].")] = None
     target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None

@@ -139,7 +139,15 @@ class CorpusResult:
         over: str = "values",
         site: str | None = None,
     ) -> pd.DataFrame:
-        """Return one statistic as a table: layers down, heads across (one column for a quantity without heads)."""
+        """Return one statistic as a table: layers down, heads across (one column for a quantity without heads).
+
+        Args:
+            quantity: The quantity.
+            category: The category of tokens, or the unions `normal` and `all`.
+            statistic: The statistic.
+            over: `values`, or `sequences` for figures per sequence.
+            site: The kind of site; by default the first.
+        """
         rows = self.statistics
         wanted = {
             "quantity": quantity, "category": category, "statistic": statistic, "over": over,
@@ -154,7 +162,14 @@ class CorpusResult:
         return chosen.fillna({"head": 0}).pivot(index="layer", columns="head", values="value").sort_index()
 
     def rho(self, x: str, y: str, category: str = "all", site: str | None = None) -> pd.Series:
-        """Return a rank correlation with its bound and count."""
+        """Return a rank correlation with its bound and count.
+
+        Args:
+            x: The first quantity.
+            y: The second quantity, or a covariate.
+            category: The category of tokens, or the unions `normal` and `all`.
+            site: The kind of site; by default the first.
+        """
         rows = self.correlations
         wanted = {
             "x": x, "y": y, "category": category, "method": "spearman", "site": site or rows["site"].iloc[0]

@@ -117,9 +117,16 @@ def study(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Study:
-    """Run methods and protocols on samples (`read_evidence`, `read_texts`); all methods that are known by default.
+    """Run methods and protocols on samples.
 
-    With a folder, the numbers of each method of the table are kept there, and an interrupted study goes on from them.
+    Args:
+        lens: The model.
+        samples: Items of files (see `read_evidence`, `read_texts`).
+        methods: Names of methods, or methods; by default all.
+        protocols: Names of protocols; by default agreement, with evidence or deletion.
+        how: How tokens are removed; by default masked where the model has a mask.
+        folder: Where the numbers of each method are kept, so that an interrupted study goes on from them.
+        progress: Called with a label, the number done and the number of all.
     """
     if not samples:
         raise InputError("a study needs data: no file of evidence or of texts was given")

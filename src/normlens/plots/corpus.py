@@ -40,7 +40,17 @@ def heatmap(
     site: str | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Layers by heads (2020, Figure 4); give `limits` to compare two pictures on one scale."""
+    """Draw a statistic by layer and head (2020, Figure 4).
+
+    Args:
+        result: A finished run.
+        quantity: The quantity.
+        category: The category of tokens.
+        statistic: The statistic.
+        over: `values` or `sequences`.
+        site: The kind of site; by default the first.
+        limits: The ends of the scale, to compare two figures.
+    """
     grid = result.grid(quantity, category, statistic, over, site)
     label = f"{statistic} of {quantity_label(quantity)}"
     title = category_style(category).label
@@ -57,7 +67,15 @@ def by_layer(
     over: str = "values",
     site: str | None = None,
 ) -> Figure:
-    """The mean by layer, over heads, one line per category (2020 and 2021, Figure 3)."""
+    """Draw the mean by layer, over heads, one line per category (2020 and 2021, Figure 3).
+
+    Args:
+        result: A finished run.
+        quantity: The quantity.
+        categories: The categories; by default all but the unions.
+        over: `values` or `sequences`.
+        site: The kind of site; by default the first.
+    """
     rows = result.statistics
     known = rows[(rows["quantity"] == quantity) & (rows["over"] == over)]["category"].unique()
     chosen = list(categories or [name for name in known if name not in ("normal", "all")])
@@ -74,7 +92,15 @@ def by_layer(
 def scatter(
     result: CorpusResult, x: str = "f_norm", y: str = "alpha", *, points: int = 5000, table: str | None = None
 ) -> Figure:
-    """Sampled pairs, one panel per category (2020, Figure 5), or sampled tokens where a covariate is one of the two."""
+    """Draw sampled pairs, one panel per category (2020, Figure 5), or sampled tokens where one of the two is a covariate.
+
+    Args:
+        result: A finished run.
+        x: The quantity, or covariate, of the x axis.
+        y: That of the y axis.
+        points: The largest number of points.
+        table: `tokens` for sampled tokens.
+    """
     pairs, tokens = result.pair_sample, result.token_sample
     sample = tokens if table == "tokens" or not {x, y} <= set(pairs.columns) else pairs
     for name in (x, y):
@@ -107,7 +133,14 @@ def scatter(
 
 
 def relative(result: CorpusResult, quantity: str = "alpha", *, site: str | None = None, reach: int = 16) -> Figure:
-    """The mean by relative position, over heads, one line per layer."""
+    """Draw the mean by relative position, over heads, one line per layer.
+
+    Args:
+        result: A finished run.
+        quantity: The quantity, which has a value per (query, key).
+        site: The kind of site; by default the first.
+        reach: The largest distance.
+    """
     rows = result.relative
     rows = rows[(rows["quantity"] == quantity) & (rows["site"] == (site or rows["site"].iloc[0]))]
     if rows.empty:
@@ -128,7 +161,14 @@ def relative(result: CorpusResult, quantity: str = "alpha", *, site: str | None 
 
 
 def histogram(result: CorpusResult, quantity: str, *, layer: int | None = None, site: str | None = None) -> Figure:
-    """The distribution of a quantity, one line per category, over all layers or in one."""
+    """Draw the distribution of a quantity, one line per category.
+
+    Args:
+        result: A finished run.
+        quantity: The quantity.
+        layer: The layer; by default all.
+        site: The kind of site; by default the first.
+    """
     rows = result.histograms
     rows = rows[(rows["quantity"] == quantity) & (rows["site"] == (site or rows["site"].iloc[0]))]
     if layer is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """How links are written"""
+    """Format of links"""
 
     gold_one_based: Annotated[bool, typer.Option("--gold-one-based", help="The gold counts words from 1.")] = False
     gold_swap: Annotated[bool, typer.Option("--gold-swap", help="The gold is written target-source.")] = False
@@ -27,7 +27,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How they are scored"""
+    """Scores"""
 
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst sentence pairs to list.")] = 0
     samples: Annotated[

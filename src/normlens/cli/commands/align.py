@@ -40,7 +40,7 @@ AFTER_INTERRUPTION = "what --out holds is kept, and the same command with --resu
 
 @dataclass(frozen=True)
 class Alignment:
-    """How it aligns"""
+    """Alignment"""
 
     setting: Annotated[Setting, typer.Option(help="Rows by the token that the decoder reads (awi) or writes.")] = "awi"
     measure: Annotated[
@@ -71,7 +71,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Prompts(Languages):
-    """What the models read"""
+    """Languages and prompts"""
 
     prompt: Annotated[
         str, typer.Option(help="Decoder-only models: what they read, as 'English:\\n{source}\\nFrench:\\n{target}'.")
@@ -125,7 +125,7 @@ class Links:
 
 @dataclass(frozen=True)
 class LineStyle:
-    """How links are written"""
+    """Format of links"""
 
     one_based: Annotated[bool, typer.Option("--one-based", help="Count words from 1.")] = False
     talp: Annotated[bool, typer.Option("--talp", help="Mark links that only one direction has as possible (p).")] = (
@@ -155,7 +155,7 @@ class LineStyle:
 
 @dataclass(frozen=True)
 class AlignOutput(Output):
-    """Where it goes"""
+    """Output"""
 
     save_choice: Annotated[Path | None, typer.Option(help="Write the layers and what they were chosen on here.")] = None
 

@@ -24,7 +24,7 @@ _REMEDY = "pass --overwrite to replace it"
 
 @dataclass(frozen=True)
 class Measures:
-    """What is computed"""
+    """Measures and statistics"""
 
     measures: Annotated[
         list[str] | None,

@@ -26,7 +26,7 @@ AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on fro
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read"""
+    """Sources and sequences"""
 
     pairs: Annotated[bool, typer.Option("--pairs", help="Two consecutive paragraphs: [CLS] a [SEP] b [SEP].")] = False
     max_length: Annotated[int | None, typer.Option(help="Tokens per sequence at most; 128 by default.")] = None
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Computing:
-    """What is computed"""
+    """Measures and statistics"""
 
     frequency: Annotated[
         str | None, typer.Option(help="Correlate with frequency ranks: a `rank count token_id` file, or `corpus`.")
@@ -87,7 +87,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class Running:
-    """How it is run"""
+    """Execution"""
 
     engine: Annotated[
         EngineName | None, typer.Option(help="Where it runs; with several workers pool, else local, by default.")

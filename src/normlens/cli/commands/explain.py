@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What is explained"""
+    """The question"""
 
     output: Annotated[
         str | None,

@@ -28,7 +28,7 @@ AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on fro
 
 @dataclass(frozen=True)
 class Items:
-    """What the model is asked"""
+    """Items"""
 
     evidence: Annotated[
         list[Path] | None,

@@ -25,7 +25,7 @@ DEFAULT_FILE = Path("normlens-view.html")
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown"""
+    """Display"""
 
     span: Annotated[str | None, typer.Option(help="Positions to show, as START:STOP, from 0.")] = None
     heads: Annotated[
