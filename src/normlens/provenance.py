@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 from collections.abc import Collection, Iterator, Mapping
@@ -78,6 +79,36 @@ def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str,
         "content": content_hash(model),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+
+
+#: Parts of a tokenizer and of a configuration that change from call to call, or from machine to machine.
+_TOKENIZER_STATE = ("truncation", "padding", "post_processor")
+_CONFIG_STATE = ("_name_or_path", "_commit_hash", "transformers_version", "_attn_implementation")
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return a SHA-256 hash of what a tokenizer does with a text: its vocabulary, merges and normalization."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+    else:
+        content = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
+    for name in _TOKENIZER_STATE:
+        content.pop(name, None)
+    return _json_digest([type(tokenizer).__name__, getattr(tokenizer, "special_tokens_map", {}), content])
+
+
+def config_digest(model: nn.Module) -> str:
+    """Return a SHA-256 hash of a model's configuration: numbers of heads, activations, scales of positions and so on."""
+    config = getattr(model, "config", None)
+    content = {} if config is None else dict(config.to_dict())
+    for name in _CONFIG_STATE:
+        content.pop(name, None)
+    return _json_digest(content)
+
+
+def _json_digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 #: The papers that the measures come from.

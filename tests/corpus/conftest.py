@@ -20,9 +20,10 @@ RANKS = np.arange(20, dtype=float) % 7
 WORDS = ["the", "a", "river", "stone", "bridge", "was", "built", "by", "old", "town", "and", "of", "water", ",", "."]
 
 
-def tiny_tokenizer(max_length: int = 64) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer with BERT's special tokens and a handful of words."""
-    vocabulary = {token: n for n, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+def tiny_tokenizer(max_length: int = 64, upside_down: bool = False) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer with BERT's special tokens and a handful of words, in one order or the other."""
+    words = WORDS[::-1] if upside_down else WORDS
+    vocabulary = {token: n for n, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     inner.post_processor = tokenizers.processors.TemplateProcessing(

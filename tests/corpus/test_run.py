@@ -16,7 +16,7 @@ from normlens.errors import InputError
 from normlens.io.writing import atomic_write
 from normlens.lens import Lens
 
-from .conftest import RANKS, paragraphs, same, tiny_roberta, tiny_tokenizer
+from .conftest import RANKS, paragraphs, same, tiny_bert, tiny_roberta, tiny_tokenizer
 
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"range_seconds": 1e9}, {"threads": 2}])
@@ -65,6 +65,44 @@ def test_a_stopped_run_resumes_to_the_same_answer(lens, tmp_path: Path, monkeypa
     source.write_text("something else .\n" * 3)
     with pytest.raises(InputError, match="holds a finished run"):
         lens.corpus(source, tmp_path / "out", **options)
+
+
+def _stopped(lens: Lens, source: Path, out: Path, **options) -> None:
+    def stop(step) -> None:
+        if step.sequences >= 8:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        lens.corpus(source, out, range_seconds=0.0, progress=stop, **options)
+
+
+def _is_short(word: str) -> bool:
+    return len(word) < 3
+
+
+def _is_long(word: str) -> bool:
+    return len(word) > 4
+
+
+def test_whatever_decides_a_number_decides_whether_a_run_goes_on(lens, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batches, "CHUNK_SIZE", 4)
+    source, out = tmp_path / "corpus.txt", tmp_path / "out"
+    source.write_text("\n".join(paragraphs(16, seed=2)))
+    _stopped(lens, source, out, categories={"mine": _is_short})
+    others = {
+        "another function": (lens, {"mine": _is_long}),
+        "another vocabulary": (Lens(tiny_bert(), tiny_tokenizer(upside_down=True), name="tiny"), {"mine": _is_short}),
+        "another configuration": (Lens(tiny_bert(), tiny_tokenizer(), name="tiny"), {"mine": _is_short}),
+    }
+    others["another configuration"][0].model.config.layer_norm_eps = 1e-3
+    for what, (other, rules) in others.items():
+        with pytest.raises(InputError, match="holds an unfinished run with other"):
+            other.corpus(source, out, categories=rules)
+            pytest.fail(what)
+    moved = source.rename(tmp_path / "moved.txt")
+    same_rule = lambda word: len(word) < 3  # noqa: E731  # another object that does the same
+    found = lens.corpus(moved, out, categories={"mine": same_rule})
+    same(found, lens.corpus(moved, tmp_path / "whole", categories={"mine": _is_short}))
 
 
 def test_a_full_disk_leaves_the_last_good_shard(lens, tmp_path: Path, monkeypatch) -> None:

@@ -22,7 +22,7 @@ from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
 from normlens.measures.table import MEASURES
 from normlens.options import Setting
-from normlens.provenance import describe_model
+from normlens.provenance import config_digest, describe_model, tokenizer_digest
 
 #: Layers are chosen on at most this many pairs: on the models tried the choice is the same from about 20 on.
 PAIRS_TO_CHOOSE_ON = 200
@@ -119,7 +119,9 @@ class WordMapper:
     def describe(self) -> dict[str, Any]:
         """The model's identity in a record; its name goes without the folders around it, which are the user's."""
         name = Path(str(getattr(self.lens.model.config, "_name_or_path", ""))).name or None
-        return describe_model(self.lens.model, name, self.lens.family)
+        model = self.lens.model
+        digests = {"config": config_digest(model), "tokenizer": tokenizer_digest(self.lens.tokenizer)}
+        return {**describe_model(model, name, self.lens.family), **digests}
 
     def batches(self, pairs: Sequence[EncodedPair], budget: int | None = None) -> Iterator[list[int]]:
         """Indices of pairs of similar length that fit the token budget; pairs with a problem are left out."""
@@ -206,8 +208,9 @@ class WordMapper:
         for pair in usable:
             seen.update(repr((pair.source_ids, pair.decoder_ids, pair.columns, pair.rows)).encode())
         content = self.lens.identity["content"].replace(":", "-")
+        config = config_digest(self.lens.model)[:16]
         head = "" if self.head is None else f"-head{self.head}"
-        key = f"{content}-{self.measure}{head}-{seen.hexdigest()[:16]}"
+        key = f"{content}-{config}-{self.measure}{head}-{seen.hexdigest()[:16]}"
         known = recall_agreement(key)
         if known is not None and known.layers == self.layers and known.pairs == len(usable):
             return known

@@ -43,7 +43,7 @@ from normlens.io.remote import AnyPath, arrow, is_remote, path_of
 from normlens.io.writing import atomic_write, lock_folder
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
-from normlens.provenance import versions
+from normlens.provenance import config_digest, tokenizer_digest, versions
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -334,8 +334,10 @@ class _Run:
         plan = plan_of(lens, table, builder, options)
         on_gpu = running.gpus > 0 or next(lens.model.parameters()).device.type != "cpu"
         batch_size = running.batch_size or default_batch_size(on_gpu)
-        self.identity = _identity(lens, table, reading, builder, plan, batch_size)
-        fingerprint = hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()
+        self.identity = _identity(lens, table, reading, builder, plan, batch_size, vocabulary)
+        # A source is its records, wherever its file lies.
+        counted = {**self.identity, "inputs": [source.sha256 for source in table.log.sources]}
+        fingerprint = hashlib.sha256(json.dumps(counted, sort_keys=True, default=str).encode()).hexdigest()
         portable = dataclasses.replace(builder, categories=builder.categories.portable(vocabulary))
         self.job = Job(
             fingerprint, plan, table, portable, vocabulary, _absolute(folder.unfinished), _absolute(folder.token_rows),
@@ -528,9 +530,16 @@ def _covariate(
 
 
 def _identity(
-    lens: Lens, table: RecordTable, reading: Reading, builder: SequenceBuilder, plan: Plan, batch_size: int
+    lens: Lens,
+    table: RecordTable,
+    reading: Reading,
+    builder: SequenceBuilder,
+    plan: Plan,
+    batch_size: int,
+    vocabulary: Sequence[str],
 ) -> dict[str, Any]:
-    """What decides the numbers, and nothing that does not."""
+    """What decides the numbers, and nothing that does not; rules by what they do, since a function has no content."""
+    codes = builder.categories.codes(range(len(vocabulary)), vocabulary)
     counted = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _NOT_COUNTED}
     counted["covariates"] = {
         name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in plan.covariates.items()
@@ -540,7 +549,10 @@ def _identity(
         "inputs": [dataclasses.asdict(source) for source in table.log.sources],
         "model": lens.identity,
         "corpus": {**corpus, "max_length": builder.max_length},
-        "rules": {name: getattr(rule, "pattern", f"function {rule!r}") for name, rule in builder.categories.rules},
+        "config": config_digest(lens.model),
+        "tokenizer": [tokenizer_digest(lens.tokenizer), lens.tokenizer("")["input_ids"]],  # and what it adds
+        "rules": {name: getattr(rule, "pattern", "a function") for name, rule in builder.categories.rules},
+        "categories": hashlib.sha256(codes.tobytes()).hexdigest(),
         "plan": counted,
         "per_token": plan.per_token,
         "precision": plan.precision,

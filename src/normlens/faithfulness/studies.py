@@ -30,7 +30,7 @@ from normlens.faithfulness.ranking import TIES
 from normlens.faithfulness.samples import Sample
 from normlens.io.writing import write_bytes
 from normlens.options import Removal
-from normlens.provenance import versions
+from normlens.provenance import config_digest, versions
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -171,7 +171,7 @@ def _scores(lens: Lens, sample: Sample, method: Method, folder: Path | None) -> 
     """A method's numbers, from the folder where an earlier run left them, and the seconds that they took (0: from there)."""
     place = None
     if folder is not None and METHODS.get(method.name) is method:
-        what = repr((lens.identity["content"], versions(), method.to_dict(), sample.items))
+        what = repr((lens.identity["content"], config_digest(lens.model), versions(), method.to_dict(), sample.items))
         place = folder / SCORES / f"{method.name}-{hashlib.blake2b(what.encode(), digest_size=12).hexdigest()}.bin"
         if place.exists():
             kept = _kept(place, sample)
