@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -96,13 +96,12 @@ class PoolEngine(Engine):
 
     def map(self, task: Task[Item, Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in the order in which they are done."""
-        left, failures = list(items), 0
+        left, failures = dict(enumerate(items)), 0
         while left:
             try:
-                for item, result in self._attempt(task, list(left)):
-                    left.remove(item)
+                for number, result in self._attempt(task, left):
                     failures = 0
-                    yield item, result
+                    yield left.pop(number), result
             except BrokenProcessPool as error:
                 self.close()
                 self.retries += 1
@@ -113,10 +112,12 @@ class PoolEngine(Engine):
                         "same command again with fewer --workers"
                     ) from error
 
-    def _attempt(self, task: Task[Item, Result], items: list[Item]) -> Iterator[tuple[Item, Result]]:
+    def _attempt(self, task: Task[Item, Result], items: Mapping[int, Item]) -> Iterator[tuple[int, Result]]:
         if self._pool is None:
             self._pool = self._started()
-        futures: dict[Future[Result], Item] = {self._pool.submit(_apply, task, item): item for item in items}
+        futures: dict[Future[Result], int] = {}
+        for number, item in items.items():
+            futures[self._pool.submit(_apply, task, item)] = number
         for future in as_completed(futures):
             yield futures[future], future.result()
 

@@ -189,7 +189,7 @@ class RecordTable:
     def _reader(self) -> Any:
         pa = arrow("a corpus")
         if is_remote(self.path):
-            return pa.ipc.open_file(pa.BufferReader(self.path.read_bytes()))
+            return pa.ipc.open_file(self.path.open("rb"))  # reads the batches that are asked for
         return pa.ipc.open_file(pa.memory_map(str(self.path)))
 
 

@@ -176,10 +176,11 @@ def atomic_write(path: str | AnyPath) -> Iterator[IO[bytes]]:
     """
     target = path_of(path)
     if not isinstance(target, Path):
-        content = io.BytesIO()
-        yield content
-        with _writable(target):
-            target.write_bytes(content.getvalue())
+        with tempfile.NamedTemporaryFile() as copy:
+            yield copy
+            copy.flush()
+            with _writable(target):
+                target.fs.put_file(copy.name, target.path)
         return
     draft = _draft_of(target)
     with _writable(target):
