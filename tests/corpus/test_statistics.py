@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from normlens.corpus.batches import batched
 from normlens.corpus.options import Plan
 from normlens.corpus.reading import Record
 from normlens.corpus.result import CorpusResult
-from normlens.corpus.run import Job, Summary, Worker, all_sequences, request_for
+from normlens.corpus.run import all_sequences, count_batch, request_for, with_sites
 from normlens.corpus.sequences import Categories, SequenceBuilder, TokenSequence
 from normlens.corpus.statistics import Statistics
 from normlens.lens import Lens
@@ -94,10 +93,9 @@ def test_rows_per_token_average_to_the_tables(reference: CorpusResult) -> None:
 
 def counted(lens: Lens, plan: Plan, sequences: list[TokenSequence]) -> Statistics:
     """Count sequences one by one: what shares a pass may differ in the last digits."""
-    job = Job("", plan, None, None, [], Path(), Path(), "stop", 1, 64)  # type: ignore[arg-type]
-    worker, statistics = Worker(lens, job), Statistics(plan)
+    statistics = Statistics(plan)
     for batch in batched(sequences, 1):
-        worker._run(batch, plan, request_for(lens, plan), [statistics], Summary())
+        count_batch(lens, batch, plan, request_for(lens, plan), [statistics])
     return statistics
 
 
@@ -111,8 +109,7 @@ def test_any_partition_and_order_gives_the_same_tables(lens, data) -> None:
     builder = SequenceBuilder(lens.tokenizer, categories, mask=0.3, seed=3)
     made = list(builder.build([Record(str(n), text) for n, text in enumerate(texts)]))
     plan = Plan.of(categories.names, {"sample": 50}, covariates={"rank": RANKS})
-    sites = tuple((site.kind, site.layer, site.heads) for site in request_for(lens, plan).sites)
-    plan = replace(plan, sites=sites)
+    plan = with_sites(plan, lens)
     order = data.draw(st.permutations(range(len(made))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(made)), max_size=4)))
     merged = Statistics(plan)

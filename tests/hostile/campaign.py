@@ -93,7 +93,6 @@ class Campaign:
     """Cases against targets, the same for the same seed."""
 
     def __init__(self, folder: Path) -> None:
-        quick_figures()
         self.folder, self.tally = folder, Tally()
         self._whole: dict[str, tuple[Path, Path]] = {}  # its files before and after the command
         self._seconds: dict[str, float] = {}  # that the command takes
@@ -326,6 +325,7 @@ def _digest(path: Path) -> str:
 
 def main(targets: Sequence[Target], folder: Path, cases: int, interruptions: int, seed: int) -> int:
     """Attack every target, print what was found, and return an exit code."""
+    quick_figures()
     campaign, start = Campaign(folder), time.monotonic()
     for target in targets:
         known = len(campaign.tally.faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import random
 import re
@@ -11,9 +12,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 from typer.models import ArgumentInfo
+
+from normlens.cli.groups import spread
 
 NUMBERS = ["0", "-1", "1", str(10**12), str(2**63), str(10**40), "nan", "inf", "1e999", "1.5", "x", ""]
 TEXTS = [
@@ -69,10 +72,8 @@ def _parameters(command: str) -> list[tuple[str, str]]:
     """The options of a command (an argument has no flag), each with the kind of its values."""
     function = getattr(importlib.import_module(f"normlens.cli.commands.{command}"), command)
     found = []
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        if name == "return":
-            continue
-        plain, about = get_args(hint)[:2]
+    for name, parameter in inspect.signature(spread(function)).parameters.items():
+        plain, about = get_args(parameter.annotation)[:2]
         kinds = [kind for kind in ("bool", "int", "float") if re.search(rf"\b{kind}\b", str(plain))]
         # Inside `Annotated`, typer takes what stands in the place of the default for the first name.
         named = [text for text in (about.default, *(about.param_decls or ())) if str(text).startswith("-")]
