@@ -302,7 +302,7 @@ def _make_stopped_alignment(folder: Path) -> None:
         from normlens.cli.commands import align as command
 
         small_windows()
-        line, count = command._line, [0]
+        line, count = command.LineStyle.line, [0]
 
         def interrupted(*arguments: Any) -> str:
             count[0] += 1
@@ -310,7 +310,7 @@ def _make_stopped_alignment(folder: Path) -> None:
                 os._exit(0)
             return line(*arguments)
 
-        command._line = interrupted
+        command.LineStyle.line = interrupted  # type: ignore[method-assign]
         sys.argv = ["normlens", *_ALIGN]
         with Path(os.devnull).open("w") as nowhere:
             sys.stderr = nowhere
