@@ -1,7 +1,7 @@
 """Which explanation to believe, on three real models: the tables of docs/faithfulness.md.
 
-`python -m benchmarks.faithful MODELS EVIDENCE [OUT]`: a folder with `smollm2`, `bert-base-ner`, `deberta`, one with evidence
-files, and one for reports (default: faithful-tables). What OUT holds already is not measured again.
+`python -m benchmarks.faithful MODELS EVIDENCE [OUT [MODEL ...]]`: a folder with `smollm2`, `bert-base-ner`, `deberta`, one with
+evidence files, and one for reports (default: faithful-tables). What OUT holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import pandas as pd
 import torch
 
 import normlens
-from normlens.faithfulness.methods import METHODS
+from normlens.faithfulness.gradients import MOST_STEPS
+from normlens.faithfulness.methods import METHODS, Method
 from normlens.faithfulness.protocols import PROTOCOLS
 from normlens.faithfulness.report import RESULTS, write_report
 from normlens.faithfulness.samples import Sample, read_evidence, read_texts
@@ -39,6 +40,17 @@ class Plan:
     skip: int = 0
     texts: str | None = None  # a file of ours; without it, the evidence files
     left_out: tuple[str, ...] = ()
+    most_steps: int = MOST_STEPS  # of integrated gradients
+
+    def methods(self) -> list[Method]:
+        """The methods, integrated gradients with this plan's budget of steps."""
+        methods = []
+        for method in METHODS.values():
+            if method.name.startswith("integrated_gradients") and self.most_steps != MOST_STEPS:
+                method = replace(method, settings={**method.settings, "most": self.most_steps})
+            if method.name not in self.left_out:
+                methods.append(method)
+        return methods
 
     def samples(self, lens: Lens, evidence: Path) -> list[Sample]:
         """The items: those that no choice was made by."""
@@ -48,9 +60,17 @@ class Plan:
 
 
 PLANS = (
-    Plan("smollm2", ("evidence",), 16, 40, left_out=("smoothgrad",)),
-    Plan("deberta", ("deletion", "agreement"), 12, texts="prompts.txt", left_out=("smoothgrad",)),
-    Plan("bert-base-ner", ("deletion", "agreement"), 10, texts="names.txt", left_out=("smoothgrad",)),
+    # In this model the first layer takes the word vectors themselves, so that methods at words and at states are the same.
+    Plan(
+        "smollm2",
+        ("evidence",),
+        40,
+        40,
+        left_out=("smoothgrad", "gradient_x_state", "integrated_gradients_state"),
+        most_steps=30,
+    ),
+    Plan("deberta", ("deletion", "agreement"), 48, texts="prompts.txt", left_out=("smoothgrad",)),
+    Plan("bert-base-ner", ("deletion", "agreement"), 46, texts="names.txt", left_out=("smoothgrad",)),
 )
 
 
@@ -60,7 +80,7 @@ def measure(plan: Plan, models: Path, evidence: Path, folder: Path) -> None:
     found = study(
         lens,
         plan.samples(lens, evidence),
-        methods=[name for name in METHODS if name not in plan.left_out],
+        methods=plan.methods(),
         protocols=plan.protocols,
         folder=folder,
         progress=lambda label, done, total: print(f"{label} {done}/{total}", file=sys.stderr, flush=True),
@@ -89,7 +109,7 @@ def table(results: Mapping[str, Any]) -> str:
             cells.append(f"**{text}**" if method == best[column.name] else text)
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     items = "; ".join(_counted(sample) for sample in results["samples"])
-    said = (f"- {sentence}" for sentence in results["verdict"])
+    said = (f"- {sentence}" for sentence in (*results["notes"], *results["verdict"]))
     return "\n".join([*lines, "", f"Items: {items}.", "", *said, "", f"`{results['signature']}`"])
 
 
@@ -116,7 +136,10 @@ def main(arguments: Sequence[str]) -> None:
     models, evidence = map(Path, arguments[:2])
     out = Path(arguments[2] if len(arguments) > 2 else "faithful-tables")
     text = PAGE.read_text(encoding="utf-8")
+    chosen = arguments[3:]
     for plan in PLANS:
+        if chosen and plan.model not in chosen:
+            continue
         folder = out / plan.model
         if not (folder / RESULTS).exists():
             measure(plan, models, evidence, folder)

@@ -12,7 +12,7 @@ import transformers
 
 from normlens.errors import InputError
 from normlens.faithfulness import erasure as erasing
-from normlens.faithfulness.gradients import integrated_gradients
+from normlens.faithfulness.gradients import completeness_error, integrated_gradients
 from normlens.faithfulness.items import Item, batches, item_of, probabilities, values
 from normlens.faithfulness.methods import METHODS, Method, find_methods, scores
 from normlens.families.tiny import tiny_inputs, tiny_model
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_differences(kind: str) -> None:
     value = slow.value_of(lens.model, item.output, item.against, item.position)
     found = scores(lens, [item], "gradient_x_input")[0]
     np.testing.assert_allclose(found, slow.gradient_x_input(value, vectors), atol=2e-3 * np.abs(found).max())
-    found = integrated_gradients(lens, [item], steps=4)[0]
+    found = integrated_gradients(lens, [item], steps=4, most=4)[0]
     np.testing.assert_allclose(found, slow.integrated_gradients(value, vectors, 4), atol=2e-3 * np.abs(found).max())
 
 
@@ -79,7 +79,12 @@ def test_integrated_gradients_add_up_in_the_end() -> None:
     vectors = lens.model.get_input_embeddings()(torch.tensor(item.ids)).detach()
     value = slow.value_of(lens.model, item.output, item.against, item.position)
     total = value(vectors) - value(torch.zeros_like(vectors))
-    assert integrated_gradients(lens, [item], steps=300)[0].sum() == pytest.approx(total, rel=0.02)
+    scores = integrated_gradients(lens, [item], most=810)
+    assert scores[0].sum() == pytest.approx(total, rel=0.01)
+    assert completeness_error(lens, [item], scores)[0] <= 0.01
+    nested = integrated_gradients(lens, [item], steps=10, most=90)[0]
+    if completeness_error(lens, [item], integrated_gradients(lens, [item], steps=30, most=30))[0] > 0.01:
+        np.testing.assert_allclose(nested, integrated_gradients(lens, [item], steps=90, most=90)[0], rtol=1e-9)
 
 
 def test_erasure_is_a_loop_over_tokens() -> None:
@@ -99,6 +104,51 @@ def test_rollout_is_the_product_of_layers(kind: str) -> None:
     expected = slow.attention_rollout(lens.model, list(item.ids), 0 if kind == "sequence" else 5)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_decompx_is_the_recipe_of_its_authors() -> None:
+    lens, item = _lens("sequence"), _item("sequence")
+    expected = slow.decompx_bert(lens.model, list(item.ids), 1, 0)
+    np.testing.assert_allclose(scores(lens, [item], "decompx")[0], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "llama_bias"])
+def test_shares_of_biases_add_up_to_the_number(kind: str) -> None:
+    lens, item = _lens(kind), _item(kind)
+    assert scores(lens, [item], "decompx")[0].sum() == pytest.approx(float(values(lens, [item])[0]), abs=1e-6)
+
+
+def test_globenc_multiplies_raw_norms() -> None:
+    lens, item = _lens("sequence"), _item("sequence")
+    (analysis,) = lens.analyze_inputs({"input_ids": torch.tensor([item.ids])}, measures=["enc_n"])
+    expected = slow.globenc_rollout(analysis["enc_n"].values.astype(np.float64), 0)
+    np.testing.assert_allclose(scores(lens, [item], "globenc")[0], expected, rtol=1e-6)
+
+
+def _normed_words() -> Lens:
+    """A model whose word vectors enter a normalization directly, as DeBERTa's do."""
+    torch.manual_seed(0)
+    config = transformers.DebertaV2Config(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=32, type_vocab_size=0, position_biased_input=False, num_labels=2,
+    )  # fmt: skip
+    model = tiny.randomized(transformers.DebertaV2ForSequenceClassification(config)).eval()
+    return Lens(model, tiny.tokenizer("both"))
+
+
+def test_terms_that_are_rounding_error_are_zero() -> None:
+    lens, item = _normed_words(), _item("sequence")
+    assert not scores(lens, [item], "gradient_x_input")[0].any()
+    assert scores(lens, [item], "gradient_x_state")[0].all()
+
+
+def test_gradients_at_states_do_not_depend_on_neighbours() -> None:
+    """As many rows as tokens: which axis is which cannot be told by their sizes."""
+    lens = _lens("bert")
+    items = [_item("bert", 6, seed) for seed in range(6)]
+    together = scores(lens, items, "gradient_x_state")
+    for item, terms in zip(items, together, strict=True):
+        np.testing.assert_allclose(terms, scores(lens, [item], "gradient_x_state")[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fixed", "fixed_zero", "integrated"])
@@ -162,9 +212,9 @@ def test_a_method_of_ones_own_is_held_to_its_shape() -> None:
     short = Method("short", "", "", "", "", "", lambda lens, items: [np.ones(2) for _ in items])
     with pytest.raises(InputError, match="one finite number for each token"):
         short.scores(lens, [item])
-    with pytest.raises(InputError, match="answers every item"):
+    with pytest.raises(InputError, match="returned 0 arrays"):
         Method("few", "", "", "", "", "", lambda lens, items: []).scores(lens, [item])
-    with pytest.raises(InputError, match="a method is one of fixed"):
+    with pytest.raises(InputError, match="a method must be one of fixed"):
         find_methods(["nothing"])
 
 

@@ -188,7 +188,7 @@ def test_a_study_goes_on_where_it_stopped_and_explains_itself(tmp_path: Path) ->
     assert two.to_frame().equals(one.to_frame()) and broken.read_bytes() == kept[broken]
     assert set(one.costs) == set(CHEAP) and set(two.costs) == {broken.name.rsplit("-", 1)[0]}
     assert one.signature == two.signature
-    for part in ("model:tiny@", "evidence(3)", "ties:", "taken:delete", "95% of 2000"):
+    for part in ("model:tiny@", "evidence(3)", "ties:", "removal:delete", "95% of 2000"):
         assert part in one.signature
     json.dumps(one.to_dict())
     report = write_report(one, tmp_path / "out").read_text(encoding="utf-8")
@@ -199,13 +199,15 @@ def test_a_study_goes_on_where_it_stopped_and_explains_itself(tmp_path: Path) ->
 def test_published_numbers_stand_beside_their_own_model_and_data_alone(tmp_path: Path) -> None:
     lens = _classifier()
     sample = read_texts(lens, _texts(tmp_path))
-    found = faithfulness.study(lens, [sample], methods=["fixed"], protocols=["deletion"])
-    assert beside(found, "fixed", "aopc_top") == ()
+    found = faithfulness.study(lens, [sample], methods=["decompx"], protocols=["deletion"])
+    assert beside(found, "decompx", "aopc_top") == ()
     assert model_of("bert-base-uncased-SST-2") == "bert-base-sst2"
     whole = Sample("dev", (sample.items * 872)[:872])
     record = {**found.record, "model": {"name": "x/bert-base-uncased-SST-2", "class": "BertForSequenceClassification"}}
     theirs = faithfulness.Study(record, found.methods, found.protocols, (whole,), found.numbers)
-    assert [known.value for known in beside(theirs, "fixed", "aopc_top")] == [0.627]
+    assert [known.value for known in beside(theirs, "decompx", "aopc_top")] == [0.627]
+    (without_bias,) = beside(theirs, "fixed_zero", "aopc_top")
+    assert str(without_bias) == "0.635*" and "without bias" in (without_bias.differs or "")
     assert beside(theirs, "random", "aopc_top") == ()
     assert "published 0.627" in page(theirs, b"")
 
@@ -213,7 +215,7 @@ def test_published_numbers_stand_beside_their_own_model_and_data_alone(tmp_path:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"methods": ["nothing"]}, "a method is one of"),
+        ({"methods": ["nothing"]}, "a method must be one of"),
         ({"methods": ["random", "random"]}, "each method once"),
         ({"protocols": ["nothing"]}, "a protocol is one of evidence, deletion, agreement, sanity"),
         ({"protocols": ["evidence"]}, "needs files that name it"),
@@ -282,7 +284,7 @@ def test_the_command_prints_a_table_a_verdict_and_a_signature(saved: Path, shell
     [
         ([], "give --evidence or --texts"),
         (["--evidence", "e.csv", "--texts", "t.txt"], "one of the two"),
-        (["--evidence", "e.csv", "--method", "x"], "a method is one of"),
+        (["--evidence", "e.csv", "--method", "x"], "a method must be one of"),
         (["--evidence", "e.csv", "--protocol", "x"], "a protocol is one of"),
         (["--evidence", "e.csv", "--removal", "x"], "is not one of 'delete', 'mask', 'zero'"),
     ],

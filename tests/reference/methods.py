@@ -73,3 +73,69 @@ def attention_rollout(model: Any, ids: list[int], row: int) -> np.ndarray:
         mixed = 0.5 * mean + 0.5 * np.eye(len(ids))
         joint = (mixed / mixed.sum(-1, keepdims=True)) @ joint
     return joint[row]
+
+
+def _shared(parts: Tensor, bias: Tensor) -> Tensor:
+    """Parts (position, token, width) with a bias given to tokens by `|part · bias|`, one position at a time."""
+    shared = parts.clone()
+    for i in range(parts.shape[0]):
+        weights = [abs(float(parts[i, k] @ bias)) for k in range(parts.shape[1])]
+        for k, weight in enumerate(weights):
+            shared[i, k] += bias * weight / (sum(weights) + 1e-12)
+    return shared
+
+
+def _normed(parts: Tensor, total: Tensor, norm: Any) -> Tensor:
+    """Parts through a layer normalization whose denominator is that of the model's own sum."""
+    scale = torch.sqrt(total.var(-1, unbiased=False) + norm.eps)
+    centred = parts - parts.mean(-1, keepdim=True)
+    return _shared(centred / scale[:, None, None] * norm.weight, norm.bias)
+
+
+@torch.no_grad()
+def decompx_bert(model: Any, ids: list[int], output: int, against: int) -> np.ndarray:
+    """DecompX of a BERT classifier, layer by layer, as in Section 3 of the paper with biases shared."""
+    bert = model.bert
+    states = bert.embeddings(torch.tensor([ids]))[0]
+    n, width = states.shape
+    parts = torch.zeros(n, n, width, dtype=states.dtype)
+    for k in range(n):
+        parts[k, k] = states[k]
+    for layer in bert.encoder.layer:
+        own, out = layer.attention.self, layer.attention.output
+        heads, size = own.num_attention_heads, own.attention_head_size
+        query, key, value = (f(states).view(n, heads, size) for f in (own.query, own.key, own.value))
+        mixed = torch.zeros_like(parts)
+        context = torch.zeros(n, heads * size, dtype=states.dtype)
+        for h in range(heads):
+            rows = slice(h * size, (h + 1) * size)
+            alpha = torch.softmax(query[:, h] @ key[:, h].T / size**0.5, -1)
+            values = parts @ own.value.weight[rows].T  # position token size
+            mixed += torch.einsum("ij,jks->iks", alpha, values) @ out.dense.weight[:, rows].T
+            context[:, rows] = alpha @ value[:, h]
+        bias = out.dense.weight @ own.value.bias + out.dense.bias
+        total = states + out.dense(context)
+        parts = _normed(_shared(mixed + parts, bias), total, out.LayerNorm)
+        states = out.LayerNorm(total)
+        first, last = layer.intermediate.dense, layer.output
+        z = first(states)
+        active = layer.intermediate.intermediate_act_fn(z)
+        inner = _shared(parts @ first.weight.T, first.bias) * (active / z)[:, None]
+        branch = _shared(inner @ last.dense.weight.T, last.dense.bias)
+        total = states + last.dense(active)
+        parts = _normed(parts + branch, total, last.LayerNorm)
+        states = last.LayerNorm(total)
+    pool = bert.pooler.dense
+    z = pool(states[0])
+    pooled = _shared((parts[0] @ pool.weight.T)[None], pool.bias) * (torch.tanh(z) / z)
+    logits = _shared(pooled @ model.classifier.weight.T, model.classifier.bias)[0]
+    return (logits[:, output] - logits[:, against]).numpy()
+
+
+@torch.no_grad()
+def globenc_rollout(maps: np.ndarray, row: int) -> np.ndarray:
+    """A row of the product of raw norm maps (layer, query, key), as GlobEnc's released code multiplies them."""
+    joint = np.eye(maps.shape[-1])
+    for layer in maps:
+        joint = layer @ joint
+    return joint[row]

@@ -110,6 +110,16 @@ class SavedTensor:
         self.tensor = self.tensor.clone()
 
 
+class BiasSharing(Protocol):
+    """Shares the constants of a replay among its rows (`sharing.BiasShares`)."""
+
+    def constant(self, out: Tensor, value: Any) -> None:
+        """Take the constant off `out`, to which every row added it, and share it now or later."""
+
+    def share(self, out: Tensor) -> None:
+        """Share what waits, where a block's output has entered the residual stream."""
+
+
 class FrozenPass(TorchFunctionMode):
     """The interception; `listener` collects terms of attention, blocks and constants."""
 
@@ -120,6 +130,8 @@ class FrozenPass(TorchFunctionMode):
         self.integrated = integrated
         self.replaying = False
         self.tape: list[tuple[str, Any]] | None = None
+        self.places: list[tuple[OpSite, str]] = []  # of every constant of the recorded pass, with its operation
+        self.sharing: BiasSharing | None = None  # in a replay that shares biases among the rows
         self._next = 0
         self._name = ""  # of the operation whose rule runs
         self._operands: Any = ()
@@ -307,8 +319,13 @@ class FrozenPass(TorchFunctionMode):
     def constant(self, out: Any, value: Callable[[], Any]) -> None:
         """Something was added that belongs to no input."""
         self._added = None
-        if is_live(out) and not self.replaying:
+        if not is_live(out):
+            return
+        if not self.replaying:
             self._added = self.listener.constant(out, value, self._branch())
+            self.places.append((self._added, self._name))
+        elif self.sharing is not None:
+            self.sharing.constant(out, value())
 
     def _branch(self) -> str | None:
         """The block in whose branch the operation stands, where its operands say so."""
@@ -329,7 +346,9 @@ class FrozenPass(TorchFunctionMode):
         if self.replaying:
             z0, value, zero = self.freeze(lambda: ())
             out = z * slope_of(z0, value, zero, chain.slope_at_zero)
-            out = out if zero is None else out + zero
+            if zero is not None:
+                out = out + zero
+                self.constant(out, lambda: zero)
         else:
             zero = chain.at_zero()
             out = Sloped.apply(z, compute, zero, chain.slope_at_zero)
@@ -351,6 +370,8 @@ class FrozenPass(TorchFunctionMode):
             assert before is not None
             lineage.stream, lineage.side, lineage.shadow = True, before.side, before.shadow
             self.listener.block(out, branch, lineage, before.shifts)
+            if self.sharing is not None:
+                self.sharing.share(out)
         elif all(of_stream):
             lineage.stream = True
         else:

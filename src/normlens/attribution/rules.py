@@ -321,7 +321,11 @@ def normalize(run: FrozenPass, call: OpCall) -> Any:
 
     if run.replaying:
         out = scaled(x, run.freeze(lambda: None))
-        return out if beta is None else out + beta
+        if beta is not None:
+            out = out + beta
+            run.constant(out, lambda: beta)
+        run.normalized(out, x, lambda y: y, None)
+        return out
     scales: list[Tensor] = []
     out = Normalized.apply(x, list(given["normalized_shape"]), gamma, beta, eps, scales.append)
     run.freeze(lambda: scales[0])

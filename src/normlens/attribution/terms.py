@@ -20,6 +20,7 @@ from normlens.attribution.layers import OpSite
 from normlens.attribution.lookups import Positions, Root, mark_ids
 from normlens.attribution.observer import Observer, Replayed, TermSelection, by_position
 from normlens.attribution.patches import expose_hidden_ops
+from normlens.attribution.sharing import BiasShares
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError
 
@@ -412,6 +413,16 @@ class Run:
         return heads
 
     # ---- forwards once more ----------------------------------------------------------------------------------------
+
+    def carried(self, factors: list[Tensor], select: Select) -> Tensor:
+        """Row: as `replayed`, with every constant shared among all rows but the last (see `sharing.BiasShares`)."""
+        layers = self.observer.layers
+        kinds = []
+        for place, operation in self._frozen.places:
+            waits = operation != "layer_norm" and layers.block_at(place) in ("attention", "cross_attention")
+            kinds.append(waits and place.inside)
+        self._frozen.sharing = BiasShares(kinds, self.observer.rows)
+        return self.replayed(factors, select)
 
     def replayed(self, factors: list[Tensor], select: Select) -> Tensor:
         """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,9 @@ from torch.nn import functional as nnf
 
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.interface import run_arguments
+from normlens.anatomy.layers import LayerFollower
 from normlens.anatomy.scope import PassScope
+from normlens.attribution.operands import mapped, tensors
 from normlens.attribution.questions import Numbers, Question, Resolver
 from normlens.errors import InputError
 from normlens.inputs.encoding import TextEncoder, pad_rows, padding_id
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 #: Positions in one batch: changes how fast a number comes, never the number.
 _POSITIONS = 1024
 
-#: What is done to the word vectors before the model goes on with them.
+#: Replaces input vectors (row, position, width) before the model goes on with them.
 Change = Callable[[Tensor], Tensor]
+
+#: Where input vectors are taken: as the embedding table gives them, or as they enter the first layer.
+At = Literal["words", "states"]
 _Answer = TypeVar("_Answer")
 
 
@@ -125,7 +129,12 @@ def batches(items: Sequence[Item]) -> Iterator[list[int]]:
         by_length.setdefault((len(item.ids), item.segments is None, item.padding), []).append(i)
     for (length, _, padding), found in sorted(by_length.items()):
         size = max(1, _POSITIONS // (length + padding))
-        yield from (found[i : i + size] for i in range(0, len(found), size))
+        for start in range(0, len(found), size):
+            rows = found[start : start + size]
+            if len(rows) == length + padding > 1:  # as many rows as positions: no telling which axis is which
+                yield rows[:1]
+                rows = rows[1:]
+            yield rows
 
 
 def in_batches(items: Sequence[Item], answer: Callable[[list[Item]], Iterable[_Answer]]) -> list[_Answer]:
@@ -136,17 +145,24 @@ def in_batches(items: Sequence[Item], answer: Callable[[list[Item]], Iterable[_A
     return [found[i] for i in range(len(items))]
 
 
-def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
-    """The number that the model puts out for each item of one length, with a gradient where one is wanted."""
+def numbers(lens: Lens, items: Sequence[Item], change: Change | None = None, at: At = "words") -> Tensor:
+    """Return the number that the model puts out for each item of one length, with its graph in grad mode.
+
+    Args:
+        lens: The model.
+        items: Items of one length.
+        change: Replaces the input vectors.
+        at: Where the input vectors are taken.
+    """
     questions = [Question(item.position or 0, item.output, item.against) for item in items]
-    found: Tensor = Numbers(questions, None, "none")((_logits(lens, items, change),))
+    found: Tensor = Numbers(questions, None, "none")((_logits(lens, items, change, at),))
     return found
 
 
-def values(lens: Lens, items: Sequence[Item]) -> Tensor:
-    """The number of every item, whatever their lengths, in double precision."""
+def values(lens: Lens, items: Sequence[Item], change: Change | None = None, at: At = "words") -> Tensor:
+    """Return the number of every item, whatever their lengths, in double precision; arguments as in `numbers`."""
     with PassScope(lens.model):
-        found = in_batches(items, lambda rows: numbers(lens, rows).tolist())
+        found = in_batches(items, lambda rows: numbers(lens, rows, change, at).tolist())
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -164,39 +180,74 @@ def probabilities(lens: Lens, items: Sequence[Item]) -> Tensor:
         return torch.tensor(in_batches(items, answer), dtype=torch.float64)
 
 
-def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None) -> Tensor:
+def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None, at: At = "words") -> Tensor:
     width = len(items[0].ids) + items[0].padding
     blank = torch.tensor([[k in item.blank for k in range(width)] for item in items])
-    with word_vectors(lens, lambda x: _blanked(x, blank, change)):
+
+    def change_words(vectors: Tensor) -> Tensor:
+        if bool(blank.any()):
+            vectors = vectors.masked_fill(blank.unsqueeze(-1).to(vectors.device), 0.0)
+        if change is not None and at == "words":
+            vectors = change(vectors)
+        return vectors
+
+    with PassScope(lens.model, grad=torch.is_grad_enabled()) as scope:
+        _change_word_vectors(scope, change_words)
+        if change is not None and at == "states":
+            _change_states(scope, change, len(items), width)
         output = lens.model(**run_arguments(lens.model, inputs_of(lens, items)))
     logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
     return logits
 
 
-def _blanked(vectors: Tensor, blank: Tensor, change: Change | None) -> Tensor:
-    if bool(blank.any()):
-        vectors = vectors.masked_fill(blank.unsqueeze(-1).to(vectors.device), 0.0)
-    return vectors if change is None else change(vectors)
-
-
-@contextmanager
-def word_vectors(lens: Lens, change: Change) -> Iterator[None]:
-    """Change what the table of word vectors gives, while the model runs once."""
-    table = getattr(lens.model, "get_input_embeddings", lambda: None)()
+def _change_word_vectors(scope: PassScope, change: Change) -> None:
+    """Change what the embedding table gives, the first time that it is used in the scope."""
+    table = getattr(scope.model, "get_input_embeddings", lambda: None)()
     if table is None:
         raise InputError(
-            f"gradients and blanks need a table of word vectors: {type(lens.model).__name__} names none "
-            "(get_input_embeddings)"
+            f"{type(scope.model).__name__} names no table of word vectors (get_input_embeddings), which gradients and "
+            "blanks need"
         )
-    seen = False
+    changed = False
 
-    def changed(module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-        nonlocal seen
-        if seen:  # a model may look words up twice: the first time is its input
+    def hook(module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+        nonlocal changed
+        if changed:  # a model may look words up twice: the first time is its input
             return None
-        seen = True
+        changed = True
         return change(output)
 
-    with PassScope(lens.model, grad=torch.is_grad_enabled()) as scope:
-        scope.after(table, changed)
-        yield
+    scope.after(table, hook)
+
+
+def _change_states(scope: PassScope, change: Change, rows: int, length: int) -> None:
+    """Change the vectors that enter the first layer of the scope's model.
+
+    They stand as (row, position, width) or (position, row, width); `batches` never makes as many rows as positions.
+    """
+    changed = False
+
+    def begin(args: Any, kwargs: Any) -> Any:
+        nonlocal changed
+        if changed:
+            return args, kwargs
+        named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
+        candidates = [x for x in tensors(args, named, kwargs) if x.is_floating_point() and x.ndim == 3]
+        if not candidates:
+            return None
+        vectors = candidates[0]
+        changed = True
+        if vectors.shape[0] == rows and vectors.shape[1] >= length:
+            states = change(vectors)
+        elif vectors.shape[1] == rows and vectors.shape[0] >= length:
+            states = change(vectors.transpose(0, 1)).transpose(0, 1)
+        else:
+            raise InputError(
+                f"the first layer of {type(scope.model).__name__} takes vectors of shape {tuple(vectors.shape)}, not one "
+                f"for each of {rows} x {length} tokens; use a method at the word vectors"
+            )
+        return mapped(args, lambda x: states if x is vectors else x), mapped(
+            kwargs, lambda x: states if x is vectors else x
+        )
+
+    LayerFollower(scope.model, begin).watch(scope)

@@ -1,7 +1,7 @@
-"""The table of methods: what each one is called, what it means, where it comes from, what it costs, what it cannot see.
+"""The table of attribution methods: name, equation, paper, cost, and what each cannot see.
 
 Every method answers the same question: how much did each token of a text give to one number of the model's output? A method
-of one's own is a function and one entry:
+of your own is a function and one entry:
 
 >>> import numpy as np
 >>> from normlens import Lens
@@ -19,9 +19,10 @@ of one's own is a function and one entry:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
 
@@ -32,14 +33,25 @@ if TYPE_CHECKING:  # the table itself needs no torch: `normlens methods` prints 
     from normlens.lens import Lens
 
     Scores = Sequence[np.ndarray]
-    Function = Callable[[Lens, Sequence[Item]], Scores]
+    Function = Callable[..., Scores]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to say how much each token gave.
+    """One attribution method.
 
-    `signed`: whether a term may speak against the output; `complete`: whether the terms and biases add up to the number.
+    Args:
+        name: Its name on the command line and in tables.
+        title: Its name in figures.
+        equation: What it computes for token k.
+        paper: Who proposed it.
+        cost: In forward and backward passes.
+        blind: What it cannot see.
+        function: Called as `function(lens, items, **settings)`; returns one array per item.
+        settings: Its own choices; they are part of every record of the method.
+        signed: Whether a term may speak against the output.
+        complete: Whether the terms and biases add up to the number.
+        error: Called as `error(lens, items, scores)`; returns how far the terms of each item are from adding up.
     """
 
     name: str
@@ -47,114 +59,111 @@ class Method:
     equation: str
     paper: str
     cost: str
-    blind: str  # what it cannot see
+    blind: str
     function: Function
+    settings: Mapping[str, Any] = field(default_factory=dict)
     signed: bool = True
     complete: bool = False
+    error: Function | None = None
 
     def scores(self, lens: Lens, items: Sequence[Item]) -> list[np.ndarray]:
-        """One number for each token of each item, in double precision."""
+        """Return one number for each token of each item, in double precision."""
         import numpy as np
 
         from normlens.faithfulness.items import check_model
 
         check_model(lens)
-        found = [np.asarray(given, dtype=np.float64) for given in self.function(lens, items)]
-        if len(found) != len(items):
-            raise InputError(
-                f"a method answers every item: {self.name!r} gave {len(found)} answers for {len(items)} items"
-            )
-        for item, given in zip(items, found, strict=True):
-            if given.shape != (len(item.ids),) or not np.isfinite(given).all():
+        scores = []
+        for terms in self.function(lens, items, **self.settings):
+            scores.append(np.asarray(terms, dtype=np.float64))
+        if len(scores) != len(items):
+            raise InputError(f"method {self.name!r} returned {len(scores)} arrays for {len(items)} items")
+        for item, terms in zip(items, scores, strict=True):
+            if terms.shape != (len(item.ids),) or not np.isfinite(terms).all():
                 raise InputError(
-                    f"a method gives one finite number for each token: {self.name!r} gave {given.size} of shape "
-                    f"{given.shape}, {int(np.isfinite(given).sum())} of them finite, for {len(item.ids)} tokens"
+                    f"method {self.name!r} must return one finite number for each token, got shape {terms.shape} with "
+                    f"{int(np.isfinite(terms).sum())} finite numbers for {len(item.ids)} tokens"
                 )
-        return found
+        return scores
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return every fact about the method as plain JSON values."""
         names = ("name", "title", "equation", "paper", "cost", "blind", "signed", "complete")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}
 
 
 def scores(lens: Lens, items: Sequence[Item], method: str | Method) -> list[np.ndarray]:
-    """One number for each token of each item, by a method or its name."""
-    return (method if isinstance(method, Method) else find_methods([method])[0]).scores(lens, items)
+    """Return one number for each token of each item, by a method or its name."""
+    if isinstance(method, str):
+        method = find_methods([method])[0]
+    return method.scores(lens, items)
 
 
 def find_methods(names: Iterable[str]) -> list[Method]:
-    """Methods by their names."""
-    wanted = list(names)
-    unknown = [name for name in wanted if name not in METHODS]
-    if unknown:
-        raise InputError(f"a method is one of {', '.join(METHODS)}: got {', '.join(map(repr, unknown))}")
-    return [METHODS[name] for name in wanted]
+    """Return methods by their names."""
+    methods = []
+    for name in names:
+        if name not in METHODS:
+            raise InputError(f"a method must be one of {', '.join(METHODS)}, got {name!r}")
+        methods.append(METHODS[name])
+    return methods
 
 
 # ---- functions, each of which imports what it needs when it runs -----------------------------------------------------
 
 
-def _explained(**settings: Any) -> Function:
+def _explained(lens: Lens, items: Sequence[Item], **settings: Any) -> Scores:
     """The terms of `explain`."""
+    from normlens.faithfulness.items import in_batches, inputs_of
 
-    def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.faithfulness.items import in_batches, inputs_of
+    def answer(rows: Sequence[Item]) -> Scores:
+        explanations = lens.explain_inputs(
+            inputs_of(lens, rows),
+            output=[item.output for item in rows],
+            against=_all(item.against for item in rows),
+            position=_all(item.position for item in rows),
+            parts=["tokens"],
+            **settings,
+        )
+        return [explanation["tokens"].values for explanation in explanations]
 
-        def answer(rows: Sequence[Item]) -> Scores:
-            explanations = lens.explain_inputs(
-                inputs_of(lens, rows),
-                output=[item.output for item in rows],
-                against=_all(item.against for item in rows),
-                position=_all(item.position for item in rows),
-                parts=["tokens"],
-                **settings,
-            )
-            return [explanation["tokens"].values for explanation in explanations]
-
-        return in_batches(items, answer)
-
-    return function
+    return in_batches(items, answer)
 
 
-def _all(given: Iterable[int | None]) -> list[int] | None:
-    """One for each item, or nothing for any."""
-    found = list(given)
-    asked = [x for x in found if x is not None]
-    if asked and len(asked) < len(found):
-        raise InputError("items that are asked together all have a position, or `against`, or none of them has")
-    return asked or None
+def _all(values: Iterable[int | None]) -> list[int] | None:
+    """One value for each item, or None where no item has one."""
+    everything = list(values)
+    known = [value for value in everything if value is not None]
+    if known and len(known) < len(everything):
+        raise InputError("either all items of a call have a position (or `against`), or none has")
+    return known or None
 
 
-def _rolled(name: str, *, last: bool = False) -> Function:
-    """A row of a map, of the last layer or rolled out through all of them: that of the position that is asked.
+def _map_row(lens: Lens, items: Sequence[Item], *, map: str, rollout: bool, normalize: bool = True) -> Scores:
+    """A row of a map, of the last layer or rolled out through all layers: that of the explained position.
 
     A classifier of whole texts is read where its head reads: at the first position of an encoder, the last of a decoder.
     """
+    from normlens.faithfulness.items import in_batches, inputs_of
 
-    def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        from normlens.faithfulness.items import in_batches, inputs_of
+    default = 0 if lens.anatomy.kinds == ("encoder",) else -1
 
-        reading = 0 if lens.anatomy.kinds == ("encoder",) else -1
+    def answer(rows: Sequence[Item]) -> Iterator[np.ndarray]:
+        analyses = lens.analyze_inputs(inputs_of(lens, rows), measures=[map])
+        for item, analysis in zip(rows, analyses, strict=True):
+            maps = analysis.rollout(map, normalize=normalize) if rollout else analysis[map]
+            position = default if item.position is None else item.position
+            yield maps.isel(layer=-1, query=position).values
 
-        def answer(rows: Sequence[Item]) -> Iterator[np.ndarray]:
-            for item, analysis in zip(rows, lens.analyze_inputs(inputs_of(lens, rows), measures=[name]), strict=True):
-                maps = analysis[name] if last else analysis.rollout(name)
-                row = reading if item.position is None else item.position
-                yield maps.isel(layer=-1, query=row).values
-
-        return in_batches(items, answer)
-
-    return function
+    return in_batches(items, answer)
 
 
-def _of(module: Literal["gradients", "erasure"], name: str) -> Function:
-    """A function of a module of this room."""
+def _imported(path: str) -> Function:
+    """The function `module:name` of this package, imported when it is called."""
+    module, name = path.split(":")
 
-    def function(lens: Lens, items: Sequence[Item]) -> Scores:
-        import importlib
-
-        result: Scores = getattr(importlib.import_module(f"normlens.faithfulness.{module}"), name)(lens, items)
+    def function(*args: Any, **settings: Any) -> Scores:
+        result: Scores = getattr(importlib.import_module(f"normlens.faithfulness.{module}"), name)(*args, **settings)
         return result
 
     return function
@@ -166,124 +175,167 @@ def _random(lens: Lens, items: Sequence[Item]) -> Scores:
     return [np.random.default_rng(item.seed).normal(size=len(item.ids)) for item in items]
 
 
-#: The methods by name, in the order in which they are shown; one's own may be added.
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "fixed",
-            "explain, attention held",
-            "(w_k - mean word) · ∂value/∂w_k through the frozen map",
-            "normlens; slopes as in Modarressi et al. 2023 and Kobayashi et al. 2024",
-            "one forward and one backward pass",
-            "why a position was looked at; what any word there would have given",
-            _explained(attention="fixed"),
-            complete=True,
-        ),
-        Method(
-            "fixed_zero",
-            "explain, attention held, from zero",
-            "x_k · ∂value/∂x_k through the frozen map",
-            "as Modarressi et al. 2023 (DecompX), biases apart",
-            "one forward and one backward pass",
-            "why a position was looked at; that any first token would have been a sink",
-            _explained(attention="fixed", baseline="zero"),
-            complete=True,
-        ),
-        Method(
-            "integrated",
-            "explain, attention as a part",
-            "(w_k - mean word) · ∂value/∂w_k, softmax(S) V integrated along (tS, tV)",
-            "normlens; Sundararajan et al. 2017 for each product",
-            "one forward and one backward pass with a quadrature in each attention",
-            "interactions of tokens in one term",
-            _explained(attention="integrated"),
-            complete=True,
-        ),
-        Method(
-            "gradient_x_input",
-            "gradient x input",
-            "x_k · ∂value/∂x_k at the word vectors",
-            "Shrikumar et al. 2017; Denil et al. 2014",
-            "one forward and one backward pass",
-            "what is saturated; its terms add up to nothing",
-            _of("gradients", "gradient_x_input"),
-        ),
-        Method(
-            "integrated_gradients",
-            "integrated gradients",
-            "x_k · ∫₀¹ ∂value(t x)/∂x_k dt, 10 steps from zero",
-            "Sundararajan et al. 2017",
-            "10 forward and backward passes",
-            "what 10 steps miss of a path through inputs that no text has",
-            _of("gradients", "integrated_gradients"),
-        ),
-        Method(
-            "smoothgrad",
-            "SmoothGrad x input",
-            "x_k · mean of ∂value(x + noise)/∂x_k, 10 samples",
-            "Smilkov et al. 2017",
-            "10 forward and backward passes",
-            "what noise of 15 % of the range drowns",
-            _of("gradients", "smoothgrad"),
-        ),
-        Method(
-            "erasure",
-            "erasure (leave one out)",
-            "value - value without token k",
-            "Li et al. 2016",
-            "one forward pass for each token",
-            "interactions: what two tokens say alike, none of them says",
-            _of("erasure", "erasure"),
-        ),
-        Method(
-            "attention",
-            "attention weights",
-            "mean over heads of α, last layer",
-            "Bahdanau et al. 2015",
-            "one forward pass",
-            "the vectors that are weighted, all layers but one, the output asked for",
-            _rolled("attn_w", last=True),
-            signed=False,
-        ),
-        Method(
-            "rollout",
-            "attention rollout",
-            "product over layers of ½ α + ½ I",
-            "Abnar and Zuidema 2020",
-            "one forward pass",
-            "the vectors that are weighted, the output asked for",
-            _rolled("attnres_w"),
-            signed=False,
-        ),
-        Method(
-            "globenc",
-            "GlobEnc",
-            "rollout of ‖LN₂(LN₁(Σ α f + x))‖",
-            "Modarressi et al. 2022",
-            "one forward pass and norms",
-            "the feed-forward blocks, signs, the output asked for",
-            _rolled("enc_n"),
-            signed=False,
-        ),
-        Method(
-            "alti",
-            "ALTI",
-            "rollout of max(0, ‖y‖₁ - ‖y - part_j‖₁)",
-            "Ferrando et al. 2022",
-            "one forward pass and distances",
-            "the feed-forward blocks, signs, the output asked for",
-            _rolled("alti"),
-            signed=False,
-        ),
-        Method(
-            "random",
-            "random",
-            "normal numbers, seeded by the text",
-            "",
-            "nothing",
-            "everything: the floor that a method must clear",
-            _random,
-        ),
-    )
-}
+_ONE_PASS = "one forward and one backward pass"
+
+_ENTRIES = (
+    Method(
+        "fixed",
+        "explain, attention held",
+        "(w_k - mean word) · ∂value/∂w_k through the frozen map",
+        "normlens; slopes as in Modarressi et al. 2023 and Kobayashi et al. 2024",
+        _ONE_PASS,
+        "why a position was looked at; what any word there would have given",
+        _explained,
+        {"attention": "fixed"},
+        complete=True,
+    ),
+    Method(
+        "fixed_zero",
+        "explain, attention held, from zero",
+        "x_k · ∂value/∂x_k through the frozen map",
+        "as Modarressi et al. 2023 (DecompX), biases apart",
+        _ONE_PASS,
+        "why a position was looked at; that any first token would have been a sink",
+        _explained,
+        {"attention": "fixed", "baseline": "zero"},
+        complete=True,
+    ),
+    Method(
+        "integrated",
+        "explain, attention as a part",
+        "(w_k - mean word) · ∂value/∂w_k, softmax(S) V integrated along (tS, tV)",
+        "normlens; Sundararajan et al. 2017 for each product",
+        f"{_ONE_PASS} with a quadrature in each attention",
+        "interactions of tokens in one term",
+        _explained,
+        {"attention": "integrated"},
+        complete=True,
+    ),
+    Method(
+        "decompx",
+        "DecompX",
+        "vectors of all tokens carried through the frozen map; each bias shared by |part · bias|",
+        "Modarressi et al. 2023, as released",
+        "two forward passes with a row for each token",
+        "why a position was looked at; that a bias belongs to no token",
+        _imported("decompx:decompx"),
+        complete=True,
+    ),
+    Method(
+        "gradient_x_input",
+        "gradient x input",
+        "x_k · ∂value/∂x_k at the word vectors",
+        "Shrikumar et al. 2017; Denil et al. 2014",
+        _ONE_PASS,
+        "what is saturated; everything, where word vectors enter a normalization (DeBERTa)",
+        _imported("gradients:gradient_x_input"),
+        {"at": "words"},
+    ),
+    Method(
+        "gradient_x_state",
+        "gradient x first state",
+        "x_k · ∂value/∂x_k at the vectors that enter the first layer",
+        "as above",
+        _ONE_PASS,
+        "what is saturated; its terms add up to nothing",
+        _imported("gradients:gradient_x_input"),
+        {"at": "states"},
+    ),
+    Method(
+        "integrated_gradients",
+        "integrated gradients",
+        "x_k · ∫₀¹ ∂value(t x)/∂x_k dt at the word vectors, from zero",
+        "Sundararajan et al. 2017",
+        "10, 30 or 90 forward and backward passes, until the terms add up within 1 %",
+        "a path through inputs that no text has",
+        _imported("gradients:integrated_gradients"),
+        {"at": "words"},
+        error=_imported("gradients:completeness_error"),
+    ),
+    Method(
+        "integrated_gradients_state",
+        "integrated gradients, first states",
+        "x_k · ∫₀¹ ∂value(t x)/∂x_k dt at the vectors that enter the first layer, from zero",
+        "as above",
+        "10, 30 or 90 forward and backward passes, until the terms add up within 1 %",
+        "a path through states that no text has",
+        _imported("gradients:integrated_gradients"),
+        {"at": "states"},
+        error=_imported("gradients:completeness_error"),
+    ),
+    Method(
+        "smoothgrad",
+        "SmoothGrad x input",
+        "x_k · mean of ∂value(x + noise)/∂x_k, 10 samples",
+        "Smilkov et al. 2017",
+        "10 forward and backward passes",
+        "what noise of 15 % of the range drowns",
+        _imported("gradients:smoothgrad"),
+        {"at": "words"},
+    ),
+    Method(
+        "erasure",
+        "erasure (leave one out)",
+        "value - value without token k",
+        "Li et al. 2016",
+        "one forward pass for each token",
+        "interactions: what two tokens say alike, none of them says",
+        _imported("erasure:erasure"),
+    ),
+    Method(
+        "attention",
+        "attention weights",
+        "mean over heads of α, last layer",
+        "Bahdanau et al. 2015",
+        "one forward pass",
+        "the vectors that are weighted, all layers but one, the output asked for",
+        _map_row,
+        {"map": "attn_w", "rollout": False},
+        signed=False,
+    ),
+    Method(
+        "rollout",
+        "attention rollout",
+        "product over layers of ½ α + ½ I",
+        "Abnar and Zuidema 2020",
+        "one forward pass",
+        "the vectors that are weighted, the output asked for",
+        _map_row,
+        {"map": "attnres_w", "rollout": True, "normalize": True},
+        signed=False,
+    ),
+    Method(
+        "globenc",
+        "GlobEnc",
+        "product over layers of ‖LN₂(LN₁(Σ α f + x))‖, rows not divided by their sums",
+        "Modarressi et al. 2022, as released",
+        "one forward pass and norms",
+        "the feed-forward blocks, signs, the output asked for",
+        _map_row,
+        {"map": "enc_n", "rollout": True, "normalize": False},
+        signed=False,
+    ),
+    Method(
+        "alti",
+        "ALTI",
+        "rollout of max(0, ‖y‖₁ - ‖y - part_j‖₁), rows divided by their sums",
+        "Ferrando et al. 2022",
+        "one forward pass and distances",
+        "the feed-forward blocks, signs, the output asked for",
+        _map_row,
+        {"map": "alti", "rollout": True, "normalize": True},
+        signed=False,
+    ),
+    Method(
+        "random",
+        "random",
+        "normal numbers, seeded by the text",
+        "",
+        "nothing",
+        "everything: the floor that a method must clear",
+        _random,
+    ),
+)
+
+#: The methods by name, in the order in which they are shown; add your own here.
+METHODS: dict[str, Method] = {method.name: method for method in _ENTRIES}

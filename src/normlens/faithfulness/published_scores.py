@@ -21,21 +21,26 @@ class Known:
     decimals: int
     paper: str
     place: str
+    differs: str | None = None  # in what it is another quantity than the measured one
 
     def __str__(self) -> str:
-        return f"{self.value:.{self.decimals}f}"
+        mark = "" if self.differs is None else "*"
+        return f"{self.value:.{self.decimals}f}{mark}"
 
 
 def beside(study: Study, method: str, column: str) -> tuple[Known, ...]:
     """The published numbers of one cell: none unless model, data and the way of taking tokens away are the paper's own."""
     model, data = model_of(str(study.record["model"]["name"])), data_of(study)
-    taken = study.record["settings"].get("taken")
-    return tuple(
-        Known(float(block["numbers"][column][method]), block["decimals"], block["paper"], block["place"])
-        for block in _document()["blocks"]
-        if (block["model"], block["data"], block["taken"]) == (model, data, taken)
-        and method in block["numbers"].get(column, {})
-    )
+    removal = study.record["settings"].get("removal")
+    known = []
+    for block in _document()["blocks"]:
+        if (block["model"], block["data"], block["removal"]) != (model, data, removal):
+            continue
+        value = block["numbers"].get(column, {}).get(method)
+        if value is not None:
+            differs = block["differs"].get(method)
+            known.append(Known(float(value), block["decimals"], block["paper"], block["place"], differs))
+    return tuple(known)
 
 
 def model_of(name: str) -> str | None:

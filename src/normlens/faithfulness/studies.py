@@ -52,6 +52,8 @@ class Study:
     samples: tuple[Sample, ...]
     numbers: Mapping[str, Mapping[str, tuple[np.ndarray, ...]]]
     costs: Mapping[str, float] = field(default_factory=dict)  # by method: time over that of one plain forward pass
+    errors: Mapping[str, np.ndarray] = field(default_factory=dict)  # by method: remaining completeness error of each item
+    undecided: Mapping[str, int] = field(default_factory=dict)  # by method: items in which all terms are rounding error
 
     @property
     def columns(self) -> list[Column]:
@@ -85,6 +87,20 @@ class Study:
         return pd.DataFrame(rows, columns=["method", "column", "sample", "mean", "low", "high", "items"])
 
     @property
+    def notes(self) -> list[str]:
+        """Sentences on methods whose terms do not add up, or are rounding error."""
+        items = sum(len(sample.items) for sample in self.samples)
+        notes = []
+        for name, errors in self.errors.items():
+            notes.append(
+                f"{name}: the terms miss the difference from the baseline by {np.median(errors):.1%} (median), "
+                f"{np.quantile(errors, 0.9):.1%} (90th percentile) of it."
+            )
+        for name, count in self.undecided.items():
+            notes.append(f"{name}: all terms are rounding error in {count} of {items} items; they rank no token there.")
+        return notes
+
+    @property
     def signature(self) -> str:
         """All settings in one line, as a score should have them."""
         return "|".join(f"{name}:{value}" for name, value in self.record["settings"].items())
@@ -98,6 +114,7 @@ class Study:
             **dict(self.record),
             "signature": self.signature,
             "verdict": verdict(self),
+            "notes": self.notes,
             "methods": [method.to_dict() | {"measured_cost": self.costs.get(method.name)} for method in self.methods],
             "samples": [
                 {"name": s.name, "items": len(s.items), "refused": dict(s.refused), "model_prefers_right": s.prefers}
@@ -142,6 +159,8 @@ def study(
     numbers: dict[str, dict[str, list[np.ndarray]]] = {c.name: {} for p in asked for c in p.columns}
     costs = dict.fromkeys((method.name for method in chosen), 0.0)
     plain = 0.0
+    errors: dict[str, list[np.ndarray]] = {}
+    undecided: dict[str, int] = {}
     for sample in samples:
         plain += _seconds(lambda sample=sample: values(lens, sample.items))  # type: ignore[misc]
         scores: dict[str, list[np.ndarray]] = {}
@@ -149,6 +168,12 @@ def study(
             tell(f"{sample.name}: methods", done, len(chosen))
             scores[method.name], seconds = _scores(lens, sample, method, folder)
             costs[method.name] += seconds
+            if method.error is not None:
+                error = method.error(lens, sample.items, scores[method.name], **method.settings)
+                errors.setdefault(method.name, []).append(np.asarray(error))
+            zeros = sum(not terms.any() for terms in scores[method.name])
+            if zeros:
+                undecided[method.name] = undecided.get(method.name, 0) + zeros
         tell(f"{sample.name}: methods", len(chosen), len(chosen))
         for done, protocol in enumerate(asked):
             tell(f"{sample.name}: protocols", done, len(asked))
@@ -164,6 +189,8 @@ def study(
         tuple(samples),
         {c: {m: tuple(groups) for m, groups in found.items()} for c, found in numbers.items()},
         {name: seconds / plain for name, seconds in costs.items() if seconds},
+        {name: np.concatenate(found) for name, found in errors.items()},
+        undecided,
     )
 
 
@@ -219,7 +246,7 @@ def _record(
         "data": "+".join(f"{sample.name}({len(sample.items)})" for sample in samples) + f"@{items}",
         "methods": "+".join(method.name for method in methods),
         "protocols": "+".join(names),
-        **({"taken": way} if {"deletion", "agreement"} & set(names) else {}),
+        **({"removal": way} if {"deletion", "agreement"} & set(names) else {}),
         **({"bins": "+".join(f"{b:g}" for b in ERASER_BINS)} if "deletion" in names else {}),
         **({"K": f"0-{DECOMPX_SHARES[-1]:g}"} if "deletion" in names else {}),
         **({"sanity": f"{SANITY_ITEMS} items"} if "sanity" in names else {}),

@@ -75,18 +75,25 @@ class Analysis:
         """The mixing ratio of a map (layer, query), for models with one kind of site."""
         return self._only.mixing_ratio(name)
 
-    def rollout(self, name: str = "attnresln_n") -> xr.DataArray:
-        """The product of a map through the layers (layer, query, key), for models with one kind of site.
+    def rollout(self, name: str = "attnresln_n", *, normalize: bool = True) -> xr.DataArray:
+        """Multiply a map through the layers, for models with one kind of site.
 
-        `attnres_w` gives the rollout of attention weights (Abnar and Zuidema 2020: half residual), `enc_n` GlobEnc, `alti`
-        ALTI; any other map is rolled out the same way.
+        `attnres_w` gives the rollout of attention weights (Abnar and Zuidema 2020: half residual), `alti` ALTI (Ferrando
+        et al. 2022), `enc_n` with `normalize=False` GlobEnc as released (Modarressi et al. 2022).
+
+        Args:
+            name: The map.
+            normalize: Divide the rows of each map by their sums.
+
+        Returns:
+            The products (layer, query, key); the last layer holds that of all layers.
 
         >>> import normlens
         >>> rolled = normlens.load().analyze("The cat sat.", measures=["attnres_w"]).rollout("attnres_w")
         >>> float(abs(rolled.sum("key") - 1).max()) < 1e-12
         True
         """
-        return self._only.rollout(name)
+        return self._only.rollout(name, normalize=normalize)
 
     @property
     def proof(self) -> xr.DataArray:
@@ -233,8 +240,8 @@ class SiteAnalysis:
             raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
 
-    def rollout(self, name: str = "attnresln_n") -> xr.DataArray:
-        """The product of a map's row shares through the layers that were analysed, (layer, query, key): rows sum to 1.
+    def rollout(self, name: str = "attnresln_n", *, normalize: bool = True) -> xr.DataArray:
+        """Multiply a map through the layers that were analysed (layer, query, key); see `Analysis.rollout`.
 
         Each sequence is rolled out by itself: in an encoder-decoder model the encoder's maps and the decoder's, each onto
         its own tokens. Maps of cross-attention lead from one sequence to the other and have no product.
@@ -246,7 +253,7 @@ class SiteAnalysis:
             )
         if name not in MAPS:
             raise InputError(f"rollout multiplies one of the maps {', '.join(MAPS)}: got {name!r}")
-        return rollout(self[name])
+        return rollout(self[name], normalize=normalize)
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
         """The norm of the residual beside the source positions, (layer, query); cross-attention only."""
@@ -434,16 +441,21 @@ def row_shares(maps: Float[np.ndarray, "*layers query key"]) -> Float[np.ndarray
     return shares
 
 
-def rollout(maps: xr.DataArray) -> xr.DataArray:
-    """`R_l = M_l M_(l-1) … M_1`, with `M` the maps (layer, query, key) whose rows were divided by their sums.
+def rollout(maps: xr.DataArray, *, normalize: bool = True) -> xr.DataArray:
+    """Return `R_l = M_l M_(l-1) … M_1` for the maps `M` (layer, query, key).
 
-    Entry `(l, i, j)` is the share of input position `j` in position `i` after layer `l`, so the last layer holds the
-    whole stack; rows sum to 1.
+    Entry `(l, i, j)` is the share of input position `j` in position `i` after layer `l`.
+
+    Args:
+        maps: The maps.
+        normalize: Divide the rows of each map by their sums; then the rows of every product sum to 1.
 
     >>> import numpy as np, xarray as xr
     >>> maps = xr.DataArray(np.full((2, 3, 3), 0.2), dims=("layer", "query", "key"))
     >>> rollout(maps).sum("key").values.round(6).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    >>> rollout(maps, normalize=False).sum("key").values.round(6).tolist()
+    [[0.6, 0.6, 0.6], [0.36, 0.36, 0.36]]
     """
     if set(maps.dims) != {"layer", "query", "key"} or maps.sizes["query"] != maps.sizes["key"]:
         raise InputError(
@@ -452,10 +464,13 @@ def rollout(maps: xr.DataArray) -> xr.DataArray:
         )
     ordered = maps.sortby("layer") if "layer" in maps.coords else maps
     ordered = ordered.transpose("layer", "query", "key")
-    shares = row_shares(ordered.values)
-    product = np.empty_like(shares)
-    reached = np.eye(shares.shape[-1])
-    for layer, share in enumerate(shares):
-        reached = share @ reached
+    factors = ordered.values.astype(np.float64)
+    if normalize:
+        factors = row_shares(factors)
+    product = np.empty_like(factors)
+    reached = np.eye(factors.shape[-1])
+    for layer, factor in enumerate(factors):
+        reached = factor @ reached
         product[layer] = reached
-    return ordered.copy(data=product).rename("rollout").assign_attrs(map=str(maps.name))
+    rolled = ordered.copy(data=product).rename("rollout")
+    return rolled.assign_attrs(map=str(maps.name), normalize=int(normalize))

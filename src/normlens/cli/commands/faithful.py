@@ -160,19 +160,24 @@ def _print(study: Study, report: Path) -> None:
     for column in study.columns:
         table.add_column(column.title, justify="right")
     table.add_column("cost", justify="right")
+    differences = []
     for row in study.methods:
         cells = []
         for column in study.columns:
             found = study.cell(row.name, column.name)
-            text = "" if found is None else f"{found.mean:.3f}\n{found.low:.2f} to {found.high:.2f}"
-            cells.append("\n".join([text, *(f"published {known}" for known in beside(study, row.name, column.name))]))
+            lines = [] if found is None else [f"{found.mean:.3f}", f"{found.low:.2f} to {found.high:.2f}"]
+            for known in beside(study, row.name, column.name):
+                lines.append(f"published {known}")
+                if known.differs is not None:
+                    differences.append(f"* {row.name}, {column.title}: {known.differs}.")
+            cells.append("\n".join(lines))
         cost = study.costs.get(row.name)
         table.add_row(row.name, *cells, "" if cost is None else f"{cost:.1f}")
     screen.print(table)
     for sample in study.samples:
         refused = "".join(f"; {count} refused: {why}" for why, count in sample.refused.items())
         screen.print(f"{sample.name}: {len(sample.items)} items{refused}", style="dim")
-    for sentence in verdict(study):
+    for sentence in (*differences, *study.notes, *verdict(study)):
         screen.print(sentence)
     screen.print(study.signature, style="dim", soft_wrap=True)
     show(f"wrote {report}")
