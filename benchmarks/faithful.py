@@ -144,15 +144,15 @@ def main(arguments: Sequence[str]) -> None:
         if not (folder / RESULTS).exists():
             measure(plan, models, evidence, folder)
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        text = _put(text, plan.model, table(results))
+        text = put_block(text, plan.model, table(results))
         if "evidence" in plan.protocols:
-            text = _put(text, f"{plan.model} by file", by_file(results))
+            text = put_block(text, f"{plan.model} by file", by_file(results))
         PAGE.write_text(text, encoding="utf-8")
         print(f"{plan.model}: {folder / 'report.html'}")
 
 
-def _put(text: str, name: str, block: str) -> str:
-    """The text with a block between its two marks."""
+def put_block(text: str, name: str, block: str) -> str:
+    """Return the text with a block between its two marks."""
     marks = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return marks.sub(lambda found: f"{found[1]}{block}\n{found[2]}", text)
 

@@ -35,7 +35,7 @@ NAV: dict[str, list[str]] = {
         "howto/gpus.md",
         "howto/other_tools.md",
     ],
-    "Papers": ["reproduce.md", "reproduction.md"],
+    "Papers": ["reproduce.md", "reproduction.md", "agreement.md"],
     "Gallery": ["gallery/README.md"],
     "Reference": [
         "reference/index.md",

@@ -1,12 +1,13 @@
 """Inline markup to marked text and back: HTML, XML as in XLIFF, and Markdown's emphasis, code and links.
 
 Reading takes the markup off and keeps it as marks; writing puts it around the pieces in the other text, whose own
-characters are escaped where they would be read as markup. What was well-formed stays so: pieces are a tree.
+characters are escaped where they would be read as markup. What was well-formed stays so: pieces are a tree. Lines are
+parsed by `html.parser`, expat and markdown-it.
 
 * HTML: tags must close in the order in which they opened; `<br>`, `<img …>` and the other void elements stand alone.
-* XML: the same, but every tag closes or closes itself (`<x id="1"/>`), and a bare `<` or `&` is an error.
-* Markdown: `*`, `_`, `~~`, code, links and images, with CommonMark's rule for what opens and closes; a delimiter without
-  a partner is text. Emphasis that Markdown cannot express at its new place is written as the HTML tag of that name.
+* XML: every tag closes or closes itself (`<x id="1"/>`).
+* Markdown: CommonMark with strikethrough. Emphasis that Markdown cannot express at its new place is written as the HTML
+  tag of that name.
 
 Comments, processing instructions and declarations are marks without words.
 """
@@ -17,25 +18,23 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, get_args
+from xml.parsers import expat
+
+from markdown_it import MarkdownIt
 
 from normlens.alignment.marked_text import Mark, MarkedText, Piece, ProjectedText
-from normlens.alignment.rendered import html_text, markdown_text, xml_text
 from normlens.errors import InputError
 from normlens.inputs.words import shortened
 from normlens.options import Markup
 
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
 MARKUPS: tuple[Markup, ...] = get_args(Markup)
 
-_TAG = re.compile(
-    r"""<(?:
-        (?P<other>!--.*?--|!\[CDATA\[.*?\]\]|\?.*?\?|![A-Za-z][^<>]*)
-        |(?P<end>/)(?P<closing>[A-Za-z_][\w:.-]*)\s*
-        |(?P<opening>[A-Za-z_][\w:.-]*)(?:\s+[^\s<>"'=/]+(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s"'=<>`]+))?)*\s*(?P<self>/?)
-    )>""",
-    re.VERBOSE | re.DOTALL,
-)
 #: Tags at which a word ends even if no blank stands there.
 _BREAKS = frozenset(
     ["br", "hr", "p", "div", "li", "td", "th", "tr", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote"]
@@ -46,20 +45,23 @@ _VOID = frozenset(
 
 
 def read_markup(line: str, markup: Markup) -> MarkedText:
-    """Take the markup off a line; a line that is not well-formed is an error that says where.
+    """Take the markup off a line; a line that is not well-formed is an error.
 
     >>> read_markup("a <b>red</b> car", "html").marks[0]
     Mark(start=2, end=5, name='b', opening='<b>', closing='</b>', parent=None, extra={})
     """
-    if markup == "markdown":
-        return _read_markdown(line)
-    if markup in ("html", "xml"):
-        return _read_tags(line, strict=markup == "xml")
-    raise InputError(f"Markup is one of {', '.join(MARKUPS)}: {markup!r} is none of them.")
+    readers: dict[Markup, Callable[[str], MarkedText]] = {
+        "html": _read_html,
+        "xml": _read_xml,
+        "markdown": _read_markdown,
+    }
+    if markup not in readers:
+        raise InputError(f"markup must be one of {', '.join(MARKUPS)}, got {markup!r}")
+    return readers[markup](line)
 
 
 def write_markup(projected: ProjectedText, markup: Markup) -> str:
-    """The other text with its marks; an element that found no words is written empty, in Markdown not at all.
+    """Return the other text with its marks; an element that found no words is written empty, in Markdown not at all.
 
     The result is parsed once more: without its markup it must be the text, to the character.
 
@@ -70,13 +72,12 @@ def write_markup(projected: ProjectedText, markup: Markup) -> str:
         return _write_markdown(projected)
     written = _write(projected, _escape_tags)
     try:
-        same = (xml_text(written) if markup == "xml" else html_text(written)) == projected.text
+        if read_markup(written, markup).text == projected.text:
+            return written
         reason = "a parser reads another text"
-    except ValueError as error:
-        same, reason = False, str(error)
-    if not same:
-        raise _cannot_hold(projected.text, markup, reason)
-    return written
+    except (InputError, UnicodeEncodeError) as error:
+        reason = str(error)
+    raise _cannot_hold(projected.text, markup, reason)
 
 
 def _cannot_hold(text: str, markup: Markup, reason: str) -> InputError:
@@ -102,9 +103,6 @@ class _Building:
         self.text.append(text)
         self.length += len(text)
 
-    def end_word(self) -> None:
-        self.breaks.add(self.length)
-
     def start(self, name: str, opening: str) -> None:
         self.add_point(name, opening)
         self.open.append(len(self.marks) - 1)
@@ -117,56 +115,112 @@ class _Building:
         place = self.open.pop()
         self.marks[place] = replace(self.marks[place], end=self.length, closing=closing)
 
+    @property
+    def innermost(self) -> Mark | None:
+        """The element that is open and began last."""
+        return self.marks[self.open[-1]] if self.open else None
+
     def result(self) -> MarkedText:
         return MarkedText("".join(self.text), tuple(self.marks), frozenset(self.breaks))
 
 
-# ---- tags ---------------------------------------------------------------------------------------------------------
+# ---- HTML and XML -------------------------------------------------------------------------------------------------
 
 
-def _read_tags(line: str, *, strict: bool) -> MarkedText:
-    found, place = _Building(), 0
-    for match in _TAG.finditer(line):
-        found.add_text(_plain_text(line[place : match.start()], strict, place))
-        place = match.end()
-        _take_tag(found, match, strict)
-    found.add_text(_plain_text(line[place:], strict, place))
-    if found.open:
-        mark = found.marks[found.open[-1]]
-        raise InputError(f"Every element is closed: {mark.opening} is not. Is the line cut in the middle of it?")
+class _HtmlReader(HTMLParser):
+    """Collects the text and the tags of an HTML fragment."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found = _Building()
+        self._line = line
+        self.feed(line)
+        self.close()
+
+    def handle_data(self, data: str) -> None:
+        self.found.add_text(data)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self._end_word(tag)
+        if tag in _VOID:
+            self.found.add_point(tag, self.get_starttag_text() or "")
+        else:
+            self.found.start(tag, self.get_starttag_text() or "")
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self._end_word(tag)
+        self.found.add_point(tag, self.get_starttag_text() or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._end_word(tag)
+        row, column = self.getpos()
+        start = sum(len(text) for text in self._line.splitlines(keepends=True)[: row - 1]) + column
+        closing = self._line[start : self._line.find(">", start) + 1]
+        inner = self.found.innermost
+        if inner is None or inner.name != tag:
+            open_now = "nothing is open" if inner is None else f"{inner.opening} is open"
+            raise InputError(f"{closing} comes while {open_now}; close elements in the order in which they opened")
+        self.found.finish(closing)
+
+    def handle_comment(self, data: str) -> None:
+        self.found.add_point("comment", f"<!--{data}-->")
+
+    def handle_decl(self, decl: str) -> None:
+        self.found.add_point("comment", f"<!{decl}>")
+
+    def unknown_decl(self, data: str) -> None:
+        self.found.add_point("comment", f"<![{data}]>")
+
+    def handle_pi(self, data: str) -> None:
+        self.found.add_point("comment", f"<?{data}>")
+
+    def _end_word(self, tag: str) -> None:
+        if tag in _BREAKS:
+            self.found.breaks.add(self.found.length)
+
+
+def _read_html(line: str) -> MarkedText:
+    found = _HtmlReader(line).found
+    if found.innermost is not None:
+        raise InputError(f"{found.innermost.opening} is not closed; is the line cut in the middle of it?")
     return found.result()
 
 
-def _take_tag(found: _Building, match: re.Match[str], strict: bool) -> None:
-    whole = match[0]
-    if not strict and (match["opening"] or match["closing"] or "").lower() in _BREAKS:
-        found.end_word()
-    if strict and whole.startswith("<![CDATA["):
-        found.add_text(whole.removeprefix("<![CDATA[").removesuffix("]]>"))
-    elif match["other"]:
-        found.add_point("comment", whole)
-    elif match["end"]:
-        inner = found.marks[found.open[-1]] if found.open else None
-        name = match["closing"] if strict else match["closing"].lower()
-        if inner is None or inner.name != name:
-            open_now = f"{inner.opening} is open" if inner else "nothing is open"
-            raise InputError(f"Elements close in the order in which they opened: {whole} comes while {open_now}.")
-        found.finish(whole)
-    else:
-        name = match["opening"] if strict else match["opening"].lower()
-        if match["self"] or (not strict and name in _VOID):
-            found.add_point(name, whole)
-        else:
-            found.start(name, whole)
-
-
-def _plain_text(text: str, strict: bool, place: int) -> str:
-    if strict and (bad := re.search(r"<|&(?!(?:[A-Za-z]\w*|#\d+|#x[0-9A-Fa-f]+);)", text)):
+def _read_xml(line: str) -> MarkedText:
+    """Read an XML fragment: the events of expat with their places, from which the text of each tag is taken."""
+    data = f"<line>{line}</line>".encode()
+    events: list[tuple[int, str, str]] = []
+    parser = expat.ParserCreate(encoding="utf-8")
+    parser.StartElementHandler = lambda name, attributes: events.append((parser.CurrentByteIndex, "start", name))
+    parser.EndElementHandler = lambda name: events.append((parser.CurrentByteIndex, "end", name))
+    parser.CharacterDataHandler = lambda text: events.append((parser.CurrentByteIndex, "text", text))
+    parser.CommentHandler = lambda text: events.append((parser.CurrentByteIndex, "point", "comment"))
+    parser.ProcessingInstructionHandler = lambda *_: events.append((parser.CurrentByteIndex, "point", "comment"))
+    parser.StartCdataSectionHandler = lambda: events.append((parser.CurrentByteIndex, "other", ""))
+    parser.EndCdataSectionHandler = lambda: events.append((parser.CurrentByteIndex, "other", ""))
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
         raise InputError(
-            f"In XML a bare {bad[0]} is written &{'lt' if bad[0] == '<' else 'amp'};: column {place + bad.start() + 1} "
-            "has one."
-        )
-    return html.unescape(text)
+            f"the line is not well-formed XML: {expat.ErrorString(error.code)}, column {error.offset - len('<line>') + 1}; "
+            "close every element, and write a bare < as &lt; and a bare & as &amp;"
+        ) from error
+    found = _Building()
+    inner = events[1:-1]  # without the element around the line
+    for number, (place, kind, content) in enumerate(inner):
+        after = next((later for later, *_ in events[number + 2 :] if later > place), len(data))
+        raw = data[place:after].decode()
+        if kind == "text":
+            found.add_text(content)
+        elif kind == "point":
+            found.add_point(content, raw)
+        elif kind == "start":
+            found.start(content, raw)
+        elif kind == "end":
+            element = found.innermost
+            assert element is not None, "expat has seen its start"
+            found.finish("" if element.opening.endswith("/>") else raw)
+    return found.result()
 
 
 def _escape_tags(text: str, inside: Sequence[str]) -> str:
@@ -200,171 +254,111 @@ def _parts(
 
 # ---- Markdown -----------------------------------------------------------------------------------------------------
 
+_MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
+_MARKDOWN.normalizeLink = lambda url: url  # type: ignore[method-assign]  # addresses stay as they were written
 _BLOCK = re.compile(r"\s{0,3}(?:#{1,6}|[-+*]|\d{1,9}[.)]|>)\s+")
-_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
-_LINK = re.compile(r"\]\((?:[^()\\\s]|\\.|\([^()\s]*\))*(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
-_RUN = re.compile(r"\*{1,3}|_{1,3}|~~")
-_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
-_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]\w*);")
-_NAMES = {1: "em", 2: "strong", 3: "em-strong"}
+_TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w-]*)")
+_NAMES = {"em": "em", "strong": "strong", "s": "del", "link": "link"}
 _HTML_OF = {"em": ("<em>", "</em>"), "strong": ("<strong>", "</strong>"), "del": ("<del>", "</del>"),
-            "em-strong": ("<em><strong>", "</strong></em>"), "code": ("<code>", "</code>")}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Token:
-    """A part of a Markdown line: text, or a delimiter that may open or close."""
-
-    kind: Literal["text", "run", "open-link", "close-link", "code", "image", "tag"]
-    text: str
-    opens: bool = False
-    closes: bool = False
+            "code": ("<code>", "</code>")}  # fmt: skip
 
 
 def _read_markdown(line: str) -> MarkedText:
-    tokens = _split_runs(list(_markdown_tokens(line)))
-    partners = _partners(tokens)
     found = _Building()
-    if (block := _BLOCK.match(line)) and tokens and tokens[0].text == block[0]:
+    block = _BLOCK.match(line)
+    if block is not None:
         found.add_point("block", block[0])
-        tokens[0] = replace(tokens[0], text="")
-    for number, token in enumerate(tokens):
-        if token.kind == "code":
-            ticks = token.text[: len(token.text) - len(token.text.lstrip("`"))]
-            content = token.text[len(ticks) : -len(ticks)]
-            pad = " " if content[0] == content[-1] == " " and content.strip() else ""
-            found.start("code", ticks + pad)
-            found.add_text(content[1:-1] if pad else content)
-            found.finish(pad + ticks)
-        elif number in partners and partners[number] > number:
-            found.start(_name_of(token), token.text)
-        elif number in partners:
-            found.finish(token.text)
-        elif token.kind in ("image", "tag"):
-            found.add_point(token.kind, token.text)
+        line = line[block.end() :]
+    links: list[Token] = []
+    for token in _MARKDOWN.parseInline(line)[0].children or ():
+        kind, _, side = token.type.rpartition("_")
+        if token.type == "code_inline":
+            found.start("code", token.markup)
+            found.add_text(token.content)
+            found.finish(token.markup)
+        elif token.type == "image":
+            found.add_point("image", f"![{token.content}{_destination(token, 'src')}")
+        elif token.type == "html_inline":
+            _take_tag(found, token.content)
+        elif side == "open":
+            opening = token.markup
+            if kind == "link":
+                links.append(token)
+                opening = "["
+            found.start(_NAMES[kind], opening)
+        elif side == "close":
+            _drop_tags(found)
+            found.finish(_destination(links.pop(), "href") if kind == "link" else token.markup)
+        elif token.type in ("softbreak", "hardbreak"):
+            found.add_text("\n")
         else:
-            found.add_text(token.text)
+            found.add_text(token.content)
+    _drop_tags(found)
     return found.result()
 
 
-def _name_of(token: _Token) -> str:
-    if token.kind == "open-link":
-        return "link"
-    if token.kind == "tag":
-        return _roles(token)[0].removeprefix("<")
-    return "del" if token.text == "~~" else _NAMES[len(token.text)]
+def _take_tag(found: _Building, tag: str) -> None:
+    """An HTML tag in Markdown: the end of the element that is open, the start of one, or a point."""
+    named = _TAG_NAME.match(tag)
+    inner = found.innermost
+    if named is None or tag.endswith("/>") or named[2].lower() in _VOID:
+        found.add_point("tag", tag)
+    elif not named[1]:
+        found.start(named[2].lower(), tag)
+    elif inner is not None and inner.opening.startswith("<") and inner.name == named[2].lower():
+        found.finish(tag)
+    else:
+        found.add_point("tag", tag)
 
 
-def _markdown_tokens(line: str) -> Iterator[_Token]:
-    place, text = 0, ""
-    if block := _BLOCK.match(line):
-        yield _Token("text", block[0])
-        place = block.end()
-    while place < len(line):
-        token, end = _token_at(line, place)
-        if token is None:
-            escaped = _ESCAPED.match(line, place)
-            entity = _ENTITY.match(line, place)
-            if entity is not None:
-                text += html.unescape(entity[0])
-                place = entity.end()
-            else:
-                text += escaped[1] if escaped else line[place]
-                place = escaped.end() if escaped else place + 1
-            continue
-        if text:
-            yield _Token("text", text)
-            text = ""
-        yield token
-        place = end
-    if text:
-        yield _Token("text", text)
+def _drop_tags(found: _Building) -> None:
+    """HTML elements that are still open where what is around them ends stand for themselves."""
+    while found.innermost is not None and found.innermost.opening.startswith("<"):
+        place = found.open.pop()
+        mark = found.marks[place]
+        found.marks[place] = replace(mark, name="tag", end=mark.start)
+        for number in range(place + 1, len(found.marks)):
+            if found.marks[number].parent == place:
+                found.marks[number] = replace(found.marks[number], parent=mark.parent)
 
 
-def _token_at(line: str, place: int) -> tuple[_Token | None, int]:
-    if code := _CODE.match(line, place):
-        return _Token("code", code[0]), code.end()
-    if line.startswith("![", place):
-        link = re.compile(r"!\[[^\[\]]*").match(line, place)
-        if link and (rest := _LINK.match(line, link.end())):
-            return _Token("image", line[place : rest.end()]), rest.end()
-    if line[place] == "[":
-        return _Token("open-link", "["), place + 1
-    if link := _LINK.match(line, place):
-        return _Token("close-link", link[0]), link.end()
-    if tag := _TAG.match(line, place):
-        return _Token("tag", tag[0]), tag.end()
-    if run := _RUN.match(line, place):
-        before, after = line[place - 1 : place], line[run.end() : run.end() + 1]
-        left = not _is_blank(after) and (not _is_punctuation(after) or _is_blank(before) or _is_punctuation(before))
-        right = not _is_blank(before) and (not _is_punctuation(before) or _is_blank(after) or _is_punctuation(after))
-        if run[0][0] == "_":  # no emphasis inside of a word by underscores
-            left, right = (
-                left and (not right or _is_punctuation(before)),
-                right and (not left or _is_punctuation(after)),
-            )
-        return _Token("run", run[0], left, right), run.end()
-    return None, place
+def _destination(token: Token, name: str) -> str:
+    """The end of a link or image, with its address and title."""
+    address, title = str(token.attrGet(name) or ""), token.attrGet("title")
+    address = re.sub(r"&(?=#?\w+;)", "&amp;", address)
+    if re.search(r"[\s\\<>\x00-\x1f]", address) or not address or not _balanced(address):
+        address = "<" + re.sub(r"([\\<>])", r"\\\1", address) + ">"
+    if title is None:
+        return f"]({address})"
+    escaped = re.sub(r'([\\"])', r"\\\1", str(title))
+    return f']({address} "{escaped}")'
 
 
-def _split_runs(tokens: Sequence[_Token]) -> list[_Token]:
-    """Cut a run of three into one and two where it opens or closes two emphases that do not end together."""
-    found: list[_Token] = []
-    waiting: list[int] = []
-    for token in tokens:
-        last = found[waiting[-1]] if waiting else None
-        if token.kind != "run" or token.text == "~~":
-            found.append(token)
-        elif token.closes and last is not None and last.text[0] == token.text[0]:
-            if len(last.text) == 3 and len(token.text) < 3:
-                outer = replace(last, text=last.text[len(token.text) :])
-                found[waiting[-1] : waiting[-1] + 1] = [outer, replace(last, text=token.text)]
-                found.append(token)  # the outer one waits on, at the place where both stood
-            elif len(token.text) == 3 and len(last.text) < 3:
-                found += [replace(token, text=last.text), replace(token, text=token.text[len(last.text) :])]
-                del waiting[-2:]
-            else:
-                found.append(token)
-                waiting.pop()
-        else:
-            found.append(token)
-            if token.opens:
-                waiting.append(len(found) - 1)
-    return found
+def _balanced(address: str) -> bool:
+    depth = 0
+    for character in address:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
-def _partners(tokens: Sequence[_Token]) -> dict[int, int]:
-    """Pairs of delimiters, by their numbers and each way; one without a partner is text, or a lone tag."""
-    partners: dict[int, int] = {}
-    waiting: list[tuple[int, str]] = []
-    for number, token in enumerate(tokens):
-        opens, closes = _roles(token)
-        opener = next((i for i, name in reversed(waiting) if name == closes), None) if closes else None
-        if opener is not None and opener + 1 < number:
-            partners[opener], partners[number] = number, opener
-            waiting = [(i, name) for i, name in waiting if i < opener]
-        elif opens:
-            waiting.append((number, opens))
-    return partners
-
-
-def _roles(token: _Token) -> tuple[str, str]:
-    """The marks that a token can open and close; empty for nothing."""
-    if token.kind == "run":
-        return token.text if token.opens else "", token.text if token.closes else ""
-    if token.kind == "tag" and (tag := _TAG.fullmatch(token.text)):
-        name = (tag["opening"] or "").lower()
-        lone = not name or tag["self"] or name in _VOID
-        return "" if lone else f"<{name}", f"<{tag['closing'].lower()}" if tag["closing"] else ""
-    return ("[" if token.kind == "open-link" else ""), ("[" if token.kind == "close-link" else "")
-
-
-def _is_blank(character: str) -> bool:
-    return not character or character.isspace()
-
-
-def _is_punctuation(character: str) -> bool:
-    return bool(character) and unicodedata.category(character)[0] in "PS"
+def _markdown_text(line: str) -> str:
+    """The text of a line of Markdown; a block that is more than one line of text (a rule, say) raises `ValueError`."""
+    tokens = [token for token in _MARKDOWN.parse(line) if token.nesting == 0]
+    if not tokens:
+        return ""
+    if len(tokens) > 1 or tokens[0].type not in ("inline", "html_block"):
+        raise ValueError(f"it is read as {', '.join(sorted({token.type for token in tokens}))}")
+    if tokens[0].type == "html_block":  # nothing in it is Markdown
+        return "".join(_HtmlReader(tokens[0].content).found.text)
+    text = []
+    for token in tokens[0].children or ():
+        if token.type in ("text", "text_special", "code_inline"):
+            text.append(token.content)
+        elif token.type in ("softbreak", "hardbreak"):
+            text.append("\n")
+    return "".join(text)
 
 
 def _escape_markdown(text: str, inside: Sequence[str]) -> str:
@@ -399,11 +393,11 @@ def _write_markdown(projected: ProjectedText) -> str:
     for pieces in (kept.pieces, tuple(map(_as_html, kept.pieces))):
         written = _whole_line(replace(kept, pieces=pieces))
         try:
-            if markdown_text(written) != projected.text:
+            if _markdown_text(written) != projected.text:
                 reason = "a parser reads another text"
             elif pieces is not kept.pieces or _shape(kept) == _shape_of_text(written):
                 return written
-        except ValueError as error:
+        except (ValueError, InputError) as error:
             reason = str(error)
     raise _cannot_hold(projected.text, "markdown", reason)
 
