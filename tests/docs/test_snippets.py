@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _save(classifier, tokenizer, here / "textattack" / "bert-base-uncased-SST-2")
     _save(writer, tokenizer, here / "gpt2", here / "MODEL")
     translation = lens("bart", SEED)
-    names = ("opus-mt-en-fr", "opus-mt-fr-en", "Helsinki-NLP/opus-mt-fr-en")
+    names = ("Helsinki-NLP/opus-mt-en-fr", "Helsinki-NLP/opus-mt-fr-en")
     _save(translation.model, translation.tokenizer, *(here / name for name in names))
     english, french = ("\n".join(side) + "\n" for side in zip(*SENTENCES[:2], strict=True))
     alignment = "1-1 2-2\n1-1 2-2\n"
@@ -196,8 +196,6 @@ SHELL = sorted({s.page for s in SNIPPETS if s.language != "python" and s.reason 
 @pytest.mark.parametrize("page", SHELL)
 def test_shell(page: str, long: bool, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     normlens.load("bert-base-uncased").analyze("The man went to the store.").save("run.zarr")
-    if page == "README.md":
-        Path("links").write_text("0-0 1-1\n0-0\n", encoding="utf-8")
     for snippet in SNIPPETS:
         if snippet.page != page or snippet.language == "python" or snippet.reason is not None:
             continue

@@ -30,7 +30,10 @@ SOURCES = {
     "kobayashi": Source("Kobayashi et al. 2020, 2021", "gorokoba560/norm-analysis-of-transformer", 3e-6),
     "globenc": Source("GlobEnc (Modarressi et al. 2022)", "mohsenfayyaz/GlobEnc", 3e-6),
     "alti": Source(
-        "ALTI (Ferrando et al. 2022)", "mt-upc/transformer-contributions", 5e-5, "their distances in float32, with an eps"
+        "ALTI (Ferrando et al. 2022)",
+        "mt-upc/transformer-contributions",
+        5e-5,
+        "their distances in float32, with an eps",
     ),
     "value_zeroing": Source("Value Zeroing (Mohebbi et al. 2023)", "hmohebbi/ValueZeroing", 1e-5, "theirs in float64"),
 }

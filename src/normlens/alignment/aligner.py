@@ -85,17 +85,17 @@ class Choices:
             ("symmetrization", self.symmetrize or known[0], known),
         ):
             if value not in allowed:
-                raise InputError(f"A {name} is one of {', '.join(allowed)}: {value!r} is none of them.")
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if isinstance(self.layer, str) and self.layer not in ("auto", "best"):
-            raise InputError(f"A layer is auto, best, or numbers from 1: got {self.layer!r}.")
+            raise InputError(f"layer must be auto, best, or numbers from 1, got {self.layer!r}")
         if (self.joins or self.combine == "views") and self.extract not in ("mutual", "share"):
             raise InputError(
-                f"Joined maps have no null column, so links are extracted by mutual or share: got {self.extract}."
+                f"extract must be mutual or share for joined maps, which have no null column, got {self.extract}"
             )
         if self.combine == "views" and self.symmetrize not in (None, "product"):
-            raise InputError(f"Views are joined by product: {self.symmetrize} combines layers by mean.")
+            raise InputError(f"combine='views' joins directions by product, got symmetrize={self.symmetrize!r}")
         if not 0 <= self.threshold < 1:
-            raise InputError(f"A threshold is a share, at least 0 and below 1: got {self.threshold}.")
+            raise InputError(f"threshold must be at least 0 and below 1, got {self.threshold}")
 
     @property
     def joins(self) -> bool:
@@ -185,7 +185,7 @@ class Aligner:
         )
         self.choices.check()
         if reverse is None and self.choices.joins:
-            raise InputError(f"Maps are joined from two models: {how} needs a reverse model as well.")
+            raise InputError(f"symmetrize={how!r} needs a reverse model; pass reverse=…, or another symmetrization")
 
         def mapper(model: str | Path | Lens, form: PairFormat) -> WordMapper:
             lens = model if isinstance(model, Lens) else load(model)
@@ -204,7 +204,7 @@ class Aligner:
         self.agreements: dict[str, Agreement] = {}
         if layers_from is not None:
             if layer != "auto":
-                raise InputError(f"Layers are given or read from a file: got {layer!r} and {layers_from}.")
+                raise InputError(f"layer and layers_from exclude each other, got {layer!r} and {layers_from}")
             saved = SavedChoice.read(Path(layers_from))
             saved.check(self.choice())
             self.layers = {name: _existing(saved.layers[name], mapper) for name, mapper in self._mappers().items()}
@@ -229,16 +229,14 @@ class Aligner:
         """
         if reverse_links is not None and (self.reverse is not None or self.choices.symmetrize not in HEURISTICS):
             raise InputError(
-                f"Links from a file are symmetrized with one model's by {', '.join(HEURISTICS)}: got "
-                f"{self.choices.symmetrize or 'no symmetrization'}{' and a reverse model' if self.reverse else ''}."
+                f"reverse links from a file need one model and a symmetrization of {', '.join(HEURISTICS)}, got "
+                f"{self.choices.symmetrize or 'no symmetrization'}{(' and a reverse model' if self.reverse else '')}"
             )
         stream, others, done = iter(pairs), iter(reverse_links) if reverse_links is not None else None, 0
         while window := list(islice(stream, WINDOW)):
             given = list(islice(others, len(window))) if others is not None else None
             if given is not None and len(given) < len(window):
-                raise InputError(
-                    f"The reverse links must have a line for every pair: they end after {done + len(given)}."
-                )
+                raise InputError(f"the reverse links end after {done + len(given)} lines; give a line for every pair")
             yield from self._align_window(window, given)
             done += len(window)
             if progress is not None:
@@ -407,7 +405,9 @@ class Aligner:
         Words are found in running text (`words="text"`) or stand between spaces (`"spaces"`).
         """
         if self.choices.raw:
-            raise InputError("Marks are projected over words with known characters: leave out raw.")
+            raise InputError(
+                "marks cannot be projected with raw=True, which has words without known characters; leave out raw"
+            )
         spans_of = word_rule(words)
         stream = iter(pairs)
         while window := list(islice(stream, WINDOW)):
@@ -437,9 +437,7 @@ class Aligner:
         (found,) = self.project([(read_markup(source, markup), target)], pieces=pieces)
         if found.problem is not None or found.unplaced:
             lost = ", ".join(mark.opening or mark.name for mark in found.unplaced)
-            raise InputError(
-                f"Every mark must find its place: {lost} did not ({found.problem or 'no link leads there'})."
-            )
+            raise InputError(f"{lost} has no place in the translation ({found.problem or 'no link leads there'})")
         return write_markup(found, markup)
 
     # ---- seeing it -----------------------------------------------------------------------------------------------
@@ -540,7 +538,7 @@ class Aligner:
 def word_rule(name: WordRule) -> Callable[[str], list[Span]]:
     """The rule that finds words, by its name."""
     if name not in WORD_RULES:
-        raise InputError(f"Words are found by one of {', '.join(WORD_RULES)}: got {name!r}.")
+        raise InputError(f"words must be one of {', '.join(WORD_RULES)}, got {name!r}")
     return WORD_RULES[name]
 
 
@@ -563,6 +561,6 @@ def _existing(layers: Sequence[int], mapper: WordMapper) -> tuple[int, ...]:
     for layer in layers:
         if layer not in mapper.layers:
             raise InputError(
-                f"A layer of {mapper.lens.family} is one of {', '.join(map(str, mapper.layers))}: got {layer}."
+                f"layer must be one of {', '.join(map(str, mapper.layers))} for {mapper.lens.family}, got {layer}"
             )
     return tuple(layers)

@@ -51,7 +51,7 @@ def join_directions(forward: WordMap, reverse: WordMap, how: Joining = "product"
     one: JointMap = row_shares(forward)[:, :-1]
     other: JointMap = row_shares(reverse)[:, :-1].T
     if how not in JOININGS:
-        raise InputError(f"Two maps are combined by product or sum: {how!r} is neither.")
+        raise InputError(f"joining must be product or sum, got {how!r}")
     joint: JointMap = one * other if how == "product" else one + other
     return joint
 
@@ -85,8 +85,8 @@ def join_view_directions(forward: JointMap, reverse: Float[np.ndarray, "source t
 
 def _other_pair(one: tuple[int, ...], other: tuple[int, ...]) -> InputError:
     return InputError(
-        f"The two directions' maps must be of one sentence pair: {one[0]} x {one[1]} words in one, "
-        f"{other[0]} x {other[1]} in the other."
+        f"the maps of the two directions have {one[0]} x {one[1]} and {other[0]} x {other[1]} words; pass maps of "
+        "one sentence pair"
     )
 
 
@@ -175,7 +175,7 @@ def threshold_links(scores: WordMap, threshold: float) -> Links:
 
 def _above(values: JointMap, threshold: float) -> Links:
     if not 0 <= threshold < 1:
-        raise InputError(f"A threshold is a share, at least 0 and below 1: got {threshold}.")
+        raise InputError(f"threshold must be at least 0 and below 1, got {threshold}")
     return frozenset((int(source), int(target)) for target, source in np.argwhere(values > threshold))
 
 
@@ -195,5 +195,5 @@ def extract_joint_links(joint: JointMap, how: Extraction = "mutual", threshold: 
     if how == "share":
         return share_links(joint, threshold)
     if how in EXTRACTIONS:
-        raise InputError(f"Joined maps have no null column, so links are extracted by mutual or share: got {how}.")
-    raise InputError(f"An extraction is one of {', '.join(EXTRACTIONS)}: {how!r} is none of them.")
+        raise InputError(f"extraction must be mutual or share for joined maps, which have no null column, got {how}")
+    raise InputError(f"extraction must be one of {', '.join(EXTRACTIONS)}, got {how!r}")

@@ -56,14 +56,14 @@ def parse_line(text: str, *, one_based: bool = False, where: str = "this line") 
         match = _LINK.fullmatch(token)
         if match is None:
             raise InputError(
-                f"A link is written source-target, or sourceptarget where it is only possible: {where} has {token[:80]!r}. "
-                "Is this a file of alignments?"
+                f"{where} has {token[:80]!r}, which is no link (source-target, or sourceptarget for a possible "
+                "one); is this a file of alignments?"
             )
         link = int(match[1]) - one_based, int(match[3]) - one_based
         if min(link) < 0:
             raise InputError(
-                f"A file that counts words from 1 has no index 0: {where} has {token!r}. "
-                "Leave out the one-based flag if the file counts from 0."
+                f"{where} has {token!r}, but words count from 1 there; leave out the one-based flag if the file "
+                "counts from 0"
             )
         (sure if match[2] == "-" else possible).append(link)
     return Annotation.of(sure, possible)
@@ -104,17 +104,15 @@ def _parse_naacl(texts: Sequence[str], path: Path, sentences: int | None) -> lis
         match = _NAACL.fullmatch(text)
         if match is None or int(match[1]) == 0:
             raise InputError(
-                f"A NAACL line is 'sentence source target [S|P] [confidence]', sentences counted from 1: "
-                f"{path}, line {number} has {text.strip()[:80]!r}."
+                f"{path}, line {number} must be 'sentence source target [S|P] [confidence]' with sentences from "
+                f"1, got {text.strip()[:80]!r}"
             )
         rows.append((int(match[1]), (int(match[2]) - 1, int(match[3]) - 1), match[4] or "S"))
     count = max((row[0] for row in rows), default=0)
     if sentences is not None and count > sentences:
-        raise InputError(
-            f"A NAACL file may not number more sentences than there are: {path} goes to {count}, there are {sentences}."
-        )
+        raise InputError(f"{path} numbers {count} sentences, there are {sentences}")
     if count > _MOST_SENTENCES:
-        raise InputError(f"A NAACL file may number {_MOST_SENTENCES} sentences at most: {path} goes to {count}.")
+        raise InputError(f"{path} numbers {count} sentences; a NAACL file may have {_MOST_SENTENCES} at most")
     sure: defaultdict[int, list[Link]] = defaultdict(list)
     possible: defaultdict[int, list[Link]] = defaultdict(list)
     for sentence, link, kind in rows:
@@ -130,10 +128,7 @@ def check_indices(alignments: AlignmentFile, sizes: Iterable[tuple[int, int]], f
     """Refuse a link outside its sentence pair; `sizes` are the numbers of source and target words of each line."""
     wanted = list(sizes)
     if len(wanted) != len(alignments.lines):
-        raise InputError(
-            f"Alignments and sentences must have as many lines: {alignments.name} has {len(alignments.lines)}, "
-            f"the sentences have {len(wanted)}."
-        )
+        raise InputError(f"{alignments.name} has {len(alignments.lines)} lines, the sentences have {len(wanted)}")
     for number, (line, (sources, targets)) in enumerate(zip(alignments.lines, wanted, strict=True), start=1):
         for source, target in sorted(line.possible):
             if source >= sources or target >= targets:

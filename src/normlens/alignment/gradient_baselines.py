@@ -29,7 +29,7 @@ def check_methods(names: Iterable[str]) -> None:
     """Refuse a gradient that nobody knows."""
     for name in names:
         if name not in METHODS:
-            raise InputError(f"A gradient method is one of {', '.join(METHODS)}: {name!r} is neither.")
+            raise InputError(f"a gradient method must be one of {', '.join(METHODS)}, got {name!r}")
 
 
 def saliency(
@@ -48,7 +48,7 @@ def saliency(
     """
     check_methods([method])
     if samples < 1:
-        raise InputError(f"SmoothGrad needs at least one sample: got {samples}.")
+        raise InputError(f"samples must be at least 1, got {samples}")
     generator = torch.Generator().manual_seed(seed)
     total: Tensor | None = None
     with PassScope(model, grad=True) as scope:

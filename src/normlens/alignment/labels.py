@@ -31,7 +31,7 @@ def read_conll(lines: Iterable[str]) -> Iterator[MarkedText]:
         elif not line.startswith("# "):
             cells = line.split("\t") if "\t" in line else line.split()
             if len(cells) < 2 or not cells[0].strip():
-                raise InputError(f"A line of columns has a word and a tag: line {number} has {line[:80]!r}.")
+                raise InputError(f"line {number} must have a word and a tag, got {line[:80]!r}")
             block.append((cells[0].strip().replace(" ", "\u00a0"), cells[-1].strip()))
     if block:
         yield _sentence(block)
@@ -44,7 +44,7 @@ def _sentence(block: Sequence[tuple[str, str]]) -> MarkedText:
     for word, tag in block:
         kind, _, label = tag.partition("-")
         if tag != "O" and (kind not in ("B", "I", "E", "S", "L", "U") or not label):
-            raise InputError(f"A tag is O, or B- or I- with a label: {word!r} has {tag!r}.")
+            raise InputError(f"{word!r} has the tag {tag!r}; tags are O, or B- or I- with a label")
         if tag == "O":
             running = ""
         elif running == label and kind in ("I", "E", "L"):
@@ -79,12 +79,12 @@ def read_labelled_json(line: str) -> tuple[MarkedText | list[MarkedText], str | 
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"Labelled text is one JSON object per line: {line[:80]!r} is none ({error}).") from None
+        raise InputError(f"{line[:80]!r} is no JSON object ({error}); labelled text has one per line") from None
     if not isinstance(found, dict) or not isinstance(found.get("text"), str):
-        raise InputError(f'Labelled text has its text as "text": {line[:80]!r} has not.')
+        raise InputError(f'labelled text needs a string "text", got {line[:80]!r}')
     target = found.get("target")
     if target is not None and not isinstance(target, str):
-        raise InputError(f'A translation is a string: "target" is {target!r}.')
+        raise InputError(f'"target" must be a string, got {target!r}')
     marks = [_mark(span, found["text"]) for span in _list(found.get("spans", []))]
     try:
         return MarkedText.of_spans(found["text"], marks), target
@@ -94,7 +94,7 @@ def read_labelled_json(line: str) -> tuple[MarkedText | list[MarkedText], str | 
 
 def _list(spans: Any) -> list[Any]:
     if not isinstance(spans, list):
-        raise InputError(f'"spans" is a list of objects with start, end and label: got {str(spans)[:80]!r}.')
+        raise InputError(f'"spans" must be a list of objects with start, end and label, got {str(spans)[:80]!r}')
     return spans
 
 
@@ -102,8 +102,7 @@ def _mark(span: Any, text: str) -> Mark:
     fits = isinstance(span, dict) and all(type(span.get(key)) is int for key in ("start", "end"))
     if not fits or not 0 <= span["start"] <= span["end"] <= len(text):
         raise InputError(
-            f"A span goes from one character of its text to another: the text has {len(text)}, the span is "
-            f"{json.dumps(span, ensure_ascii=False)[:120]}."
+            f"a span must lie in its text of {len(text)} characters, got {json.dumps(span, ensure_ascii=False)[:120]}"
         )
     extra = {key: value for key, value in span.items() if key not in ("start", "end", "label", "score")}
     return Mark(span["start"], span["end"], str(span.get("label", "")), extra=extra)

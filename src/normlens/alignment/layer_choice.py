@@ -68,7 +68,7 @@ class Agreement:
 
     def __add__(self, other: Agreement) -> Agreement:
         if self.layers != other.layers:
-            raise InputError(f"Agreements add up over the same layers: {self.layers} and {other.layers} differ.")
+            raise InputError(f"agreements of different layers cannot be added: {self.layers} and {other.layers}")
         return Agreement(
             self.layers,
             self.shared + other.shared,
@@ -82,7 +82,7 @@ class Agreement:
     def matrix(self) -> Float[np.ndarray, "awi_layer awo_layer"]:
         """`agreement(l, k)`."""
         if not self.words:
-            raise InputError("Layers can only be chosen on text: no words have been seen. Is the input empty?")
+            raise InputError("no words have been seen to choose layers on; is the input empty?")
         links = self.awi_links[:, None] + self.awo_links[None]
         matrix: Float[np.ndarray, "awi_layer awo_layer"] = np.zeros(links.shape)
         np.divide(2.0 * self.shared, links, out=matrix, where=links > 0)
@@ -91,7 +91,7 @@ class Agreement:
     def scores(self, setting: Setting) -> dict[int, float]:
         """Each layer's agreement in that reading."""
         if setting not in SETTINGS:
-            raise InputError(f"A setting is one of {', '.join(SETTINGS)}: {setting!r} is neither.")
+            raise InputError(f"setting must be one of {', '.join(SETTINGS)}, got {setting!r}")
         matrix = self.matrix
         if len(self.layers) > 1:
             np.fill_diagonal(matrix, 0.0)
@@ -212,9 +212,7 @@ class SavedChoice:
             layers = {str(name): tuple(int(n) for n in numbers) for name, numbers in found.pop("layers").items()}
             return cls(layers=layers, **found)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"Layers are read from a file that --save-choice wrote: {path} is not one ({error})."
-            ) from None
+            raise InputError(f"{path} is not a file that --save-choice wrote ({error})") from None
 
     def check(self, now: SavedChoice) -> None:
         """Refuse a choice that was made for something else."""
@@ -222,6 +220,6 @@ class SavedChoice:
             mine, wanted = getattr(self, name), getattr(now, name)
             if mine != wanted:
                 raise InputError(
-                    f"Layers are taken over for what they were chosen for: {name} was {mine}, now it is {wanted}. "
-                    "Choose anew, or give the layers by number."
+                    f"the saved layers were chosen for {name} {mine}, now it is {wanted}; choose anew, or give "
+                    "the layers by number"
                 )

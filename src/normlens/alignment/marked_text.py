@@ -43,12 +43,12 @@ class MarkedText:
             outer = (0, len(self.text))
             if mark.parent is not None:
                 if not 0 <= mark.parent < place:
-                    raise InputError(f"A mark comes after its parent: mark {place} names {mark.parent}.")
+                    raise InputError(f"mark {place} names the parent {mark.parent}, which does not come before it")
                 outer = self.marks[mark.parent].start, self.marks[mark.parent].end
             if not outer[0] <= mark.start <= mark.end <= outer[1]:
                 raise InputError(
-                    f"A mark lies inside of what is around it: {mark.name!r} goes from {mark.start} to {mark.end}, "
-                    f"around it from {outer[0]} to {outer[1]}."
+                    f"the mark {mark.name!r} goes from {mark.start} to {mark.end}, outside of what is around it "
+                    f"({outer[0]} to {outer[1]})"
                 )
 
     @classmethod
@@ -62,8 +62,7 @@ class MarkedText:
             while around and not _holds(nested[around[-1]], mark):
                 if nested[around[-1]].end > mark.start:
                     raise InputError(
-                        f"Spans nest or are apart: {nested[around[-1]].name!r} ends inside of {mark.name!r}. "
-                        "Project crossing spans one by one."
+                        f"{nested[around[-1]].name!r} ends inside of {mark.name!r}; project crossing spans one by one"
                     )
                 around.pop()
             nested.append(replace(mark, parent=around[-1] if around else None))

@@ -77,7 +77,7 @@ class _Encoder:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         if tokenizer is None:
-            raise InputError("Alignment starts from text, so the model needs its tokenizer: this one has none.")
+            raise InputError("alignment needs a tokenizer, this model has none; pass Lens(model, tokenizer)")
         self._pad = padding_id(model, tokenizer)
         self.limit = longest_input(model, tokenizer)
 
@@ -181,8 +181,8 @@ def _parts_of(prompt: str) -> tuple[str, str, str]:
     between, also, after = rest.partition("{target}")
     if not found or not also or not between:
         raise InputError(
-            "A prompt holds {source}, then {target}, with text between: "
-            f"got {prompt!r}; write for example 'English:\\n{{source}}\\nFrench:\\n{{target}}'."
+            f"prompt must hold {{source}}, then {{target}}, with text between, got {prompt!r}; write for example "
+            "'English:\n{source}\nFrench:\n{target}'"
         )
     return before, between, after
 
@@ -192,7 +192,7 @@ def _start_id(config: Any, target: Segmenter) -> int:
     if start is None:  # mBART starts with the label that ends the sentence
         start = target.suffix[-1] if target.suffix else getattr(config, "bos_token_id", None)
     if start is None:
-        raise InputError("Force-decoding needs a start token: set decoder_start_token_id in the model's config.")
+        raise InputError("the model's config has no decoder_start_token_id, which force-decoding needs; set it")
     return int(start)
 
 

@@ -24,9 +24,7 @@ def read_lines(path: Path | str) -> Iterator[str]:
         for line in reading.read_lines(Path(path)):
             yield line.rstrip("\r\n")
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"Sentences and alignments are read from UTF-8 text files: {path} is not one ({error})."
-        ) from None
+        raise InputError(f"{path} is not a UTF-8 text file ({error})") from None
 
 
 def read_sentences(path: Path | str) -> list[list[str]]:
@@ -47,7 +45,7 @@ def read_parallel(source: Path, target: Path, *, skip: int = 0) -> Iterator[tupl
 
 
 def _unequal(found: str) -> InputError:
-    return InputError(f"Source and target must have as many lines, one sentence pair each: {found}.")
+    return InputError(f"source and target must have the same number of lines: {found}")
 
 
 # ---- a run that may be interrupted ----------------------------------------------------------------------------------
@@ -83,8 +81,8 @@ class UnfinishedRun:
             now = json.loads(json.dumps(record.get(key)))
             if found.get(key) != now:
                 raise InputError(
-                    f"A run is resumed with what it began with: {key} was {_short(found.get(key))}, now it is "
-                    f"{_short(now)}. Start again with --overwrite, or write to another file."
+                    f"the run cannot be resumed: {key} was {_short(found.get(key))}, now it is {_short(now)}; "
+                    "start again with --overwrite, or write to another file"
                 )
         try:
             layers = {name: tuple(int(n) for n in numbers) for name, numbers in found["layers"].items()}
@@ -92,7 +90,9 @@ class UnfinishedRun:
             run = cls(out, {**found, "layers": layers}, int(durable["lines"]), int(durable["bytes"]))
             run._check(str(durable["sha256"]))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InputError(f"The record of a run tells how far it is: {_record_path(out)} does not.") from error
+            raise InputError(
+                f"{_record_path(out)} does not say how far the run is; start again with --overwrite"
+            ) from error
         return run
 
     def is_whole(self) -> bool:
@@ -142,12 +142,11 @@ class UnfinishedRun:
                     self._hash.update(block)
                     left -= len(block)
         except OSError as error:
-            raise InputError(f"A run is resumed from its output: {path} is not readable ({error.strerror}).") from error
-        if left or self._hash.hexdigest() != digest:
             raise InputError(
-                f"A run is resumed from the output that it wrote: {path} was changed or damaged. "
-                "Start again with --overwrite."
-            )
+                f"{path} cannot be read ({error.strerror}), so the run cannot be resumed; start again with --overwrite"
+            ) from error
+        if left or self._hash.hexdigest() != digest:
+            raise InputError(f"{path} was changed or damaged since the run wrote it; start again with --overwrite")
 
 
 def files_of_run(out: Path) -> list[Path]:
@@ -159,9 +158,7 @@ def _read_record(out: Path) -> dict[str, Any]:
     try:
         return read_checked_json(_record_path(out), "the record of a run")
     except InputError as error:
-        raise InputError(
-            f"Only a run that left its record can be resumed: {error}. Start again with --overwrite."
-        ) from error
+        raise InputError(f"the run cannot be resumed: {error}; start again with --overwrite") from error
 
 
 def _short(value: Any) -> str:

@@ -59,13 +59,13 @@ def project_marks(
     [(8, 13, 1.0)]
     """
     if pieces not in PIECES:
-        raise InputError(f"A mark comes out in one of {', '.join(PIECES)} pieces: got {pieces!r}.")
+        raise InputError(f"pieces must be one of {', '.join(PIECES)}, got {pieces!r}")
     weights = np.zeros((len(source_words), len(target_words)))
     for (source, other), score in scores.items():
         if not (0 <= source < len(source_words) and 0 <= other < len(target_words)):
             raise InputError(
-                f"Links join words of the pair: {source}-{other} is not among {len(source_words)} source and "
-                f"{len(target_words)} target words."
+                f"the link {source}-{other} is outside of the {len(source_words)} source and {len(target_words)} "
+                "target words"
             )
         weights[source, other] = score
     work = _Placing(marked, source_words, target, target_words, weights, pieces)

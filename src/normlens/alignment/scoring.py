@@ -121,7 +121,7 @@ def corpus_counts(hypotheses: Sequence[Links], gold: Sequence[Annotation]) -> Co
     _check_lengths(hypotheses, gold, "the hypothesis")
     total = sum((Counts.of(h, g) for h, g in zip(hypotheses, gold, strict=True)), Counts())
     if not total.sure:
-        raise InputError(f"AER needs at least one sure gold link: the {len(gold)} gold lines have none.")
+        raise InputError(f"the {len(gold)} gold lines have no sure link, which AER needs")
     return total
 
 
@@ -192,6 +192,6 @@ def signature(hypothesis: AlignmentFile, gold: AlignmentFile, samples: int, seed
 def _check_lengths(hypotheses: Sequence[Links], gold: Sequence[Annotation], name: str) -> None:
     if len(hypotheses) != len(gold):
         raise InputError(
-            f"Hypothesis and gold must have as many lines: {name} has {len(hypotheses)}, the gold has {len(gold)}. "
-            "A sentence pair without links is an empty line."
+            f"{name} has {len(hypotheses)} lines, the gold has {len(gold)}; write an empty line for a sentence "
+            "pair without links"
         )

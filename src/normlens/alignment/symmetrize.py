@@ -92,5 +92,5 @@ HEURISTICS: dict[Symmetrization, Callable[[Links, Links], Links]] = {
 def symmetrize(name: Symmetrization, forward: Links, reverse: Links) -> Links:
     """Apply the heuristic of that name."""
     if name not in HEURISTICS:
-        raise InputError(f"A symmetrization is one of {', '.join(HEURISTICS)}: {name!r} is none of them.")
+        raise InputError(f"symmetrization must be one of {', '.join(HEURISTICS)}, got {name!r}")
     return HEURISTICS[name](forward, reverse)

@@ -24,7 +24,7 @@ class Translator:
 
     def __init__(self, lens: Lens, form: PairFormat) -> None:
         if not hasattr(lens.model, "generate"):
-            raise InputError(f"Translating needs a model that writes text: {lens.family} has no generate().")
+            raise InputError(f"{lens.family} has no generate(), which translating needs; pass a model that writes text")
         self.lens, self.form = lens, form
         self.encoder = PairEncoder(lens.model, lens.tokenizer, form)
 
@@ -70,8 +70,8 @@ class Translator:
         longest = self.encoder.limit
         if longest is not None and inputs["input_ids"].shape[1] > longest:
             raise InputError(
-                f"A sentence that is translated must fit the model: one has {inputs['input_ids'].shape[1]} subwords, "
-                f"the model takes {longest}. Split it, or give its translation."
+                f"a sentence has {inputs['input_ids'].shape[1]} subwords, the model takes {longest}; split it, or "
+                "give its translation"
             )
         device = next(model.parameters()).device
         start = self.encoder.decoder_start[1:]

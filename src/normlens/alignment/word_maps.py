@@ -61,7 +61,7 @@ class WordPooling:
     ) -> Float[Tensor, "*batch target_word source_word_and_null"]:
         """Pool a batch's map; with a head axis after the batch, each head's."""
         if setting not in SETTINGS:
-            raise InputError(f"A setting is one of {', '.join(SETTINGS)}: {setting!r} is neither.")
+            raise InputError(f"setting must be one of {', '.join(SETTINGS)}, got {setting!r}")
         rows, columns, special = self._rows[setting], self._columns, self._special
         if values.ndim == 4:
             rows, columns, special = rows.unsqueeze(1), columns.unsqueeze(1), special.unsqueeze(1)
@@ -92,19 +92,20 @@ class WordMapper:
         self.kind: Kind = "decoder" if form.prompt else "cross"
         if self.kind not in lens.anatomy.kinds or (form.prompt and "cross" in lens.anatomy.kinds):
             raise InputError(
-                "Alignment needs a model with cross-attention, or a decoder-only one and a prompt with {source} and "
-                f"{{target}}: {lens.family} has {', '.join(lens.anatomy.kinds)} and the prompt is {form.prompt!r}."
+                f"{lens.family} has {', '.join(lens.anatomy.kinds)} attention and the prompt is {form.prompt!r}; "
+                "alignment needs cross-attention, or a decoder-only model with {source} and {target} in its "
+                "prompt"
             )
         if measure not in MEASURES or "query" not in MEASURES[measure].axes:
             maps = [name for name, known in MEASURES.items() if "query" in known.axes]
-            raise InputError(f"A measure for alignment is one of {', '.join(maps)}: {measure!r} is none of them.")
+            raise InputError(f"measure must be one of {', '.join(maps)} for alignment, got {measure!r}")
         by_head = "head" in MEASURES[measure].axes
         if by_head != (head is not None):
             advice = "say which head" if by_head else "leave out the head, or take alpha or af_norm"
-            raise InputError(f"A head is chosen exactly for measures that have heads: {measure} with {head}; {advice}.")
+            raise InputError(f"measure {measure} cannot be used with head={head}; {advice}")
         sites = [site for site in lens.anatomy.sites if site.kind == self.kind]
         if head is not None and not 1 <= head <= sites[0].heads:
-            raise InputError(f"A head is one of 1 to {sites[0].heads}: got {head}.")
+            raise InputError(f"head must be from 1 to {sites[0].heads}, got {head}")
         self.lens, self.measure, self.head, self.batch_tokens = lens, measure, head, batch_tokens
         self.layers: tuple[int, ...] = tuple(site.layer for site in sites)
         self.heads: int = sites[0].heads

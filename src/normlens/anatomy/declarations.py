@@ -54,6 +54,4 @@ def refuse_declared(family: str, model: nn.Module) -> None:
     """Stop before the first run where a run would already be wrong."""
     reason = declaration(family).refuse(getattr(model, "config", None))
     if reason is not None:
-        raise AnatomyError(
-            f"every attention must be over all keys to be taken apart: {family!r} is not read, since {reason}"
-        )
+        raise AnatomyError(f"{family!r} cannot be analysed: {reason}")

@@ -95,8 +95,7 @@ def few_tokens(model: nn.Module) -> dict[str, Tensor]:
     size = next((size for size in sizes if isinstance(size, int)), None)
     if not isinstance(size, int):
         raise AnatomyError(
-            f"a model is read on a few tokens and so must have a vocabulary: {family_of(model)!r} has none; "
-            "give it inputs of its own with `analyze_inputs`"
+            f"{family_of(model)!r} has no vocabulary to read it on; pass inputs of its own to analyze_inputs()"
         )
     source, target = _lengths(model)
     special = _special_ids(config)

@@ -35,7 +35,7 @@ def singular_value_table(anatomy: Anatomy) -> xr.DataArray:
 def expansion_rates(anatomy: Anatomy, variant: Variant) -> xr.DataArray:
     """(site, layer): the expansion rate of each layer's `f`, all heads together."""
     if variant not in get_args(Variant):
-        raise InputError(f"the variant must be one of {', '.join(get_args(Variant))}: got {variant!r}")
+        raise InputError(f"variant must be one of {', '.join(get_args(Variant))}, got {variant!r}")
     rates = []
     for site in anatomy.sites:
         weights, biases = _value_weights(site)
@@ -45,8 +45,8 @@ def expansion_rates(anatomy: Anatomy, variant: Variant) -> xr.DataArray:
         output_bias = None if output_bias is None else output_bias.cpu()
         if variant == "code" and output_bias is not None and value.shape[1] != output_bias.shape[0]:
             raise InputError(
-                f"the authors' variant multiplies W_V by b_O and so needs heads as wide as the model: {site} has "
-                f"{value.shape[1]} and {output_bias.shape[0]}; ask for variant='paper'"
+                f"{site} has heads of width {value.shape[1]} in a model of width {output_bias.shape[0]}, so that "
+                "the authors' variant (W_V times b_O) does not exist; pass variant='paper'"
             )
         output = head_weights(site, torch.float64, torch.device("cpu")).flatten(0, 1)
         rates.append(np.asarray(expansion_rate(value, bias, output, output_bias, variant)))
@@ -58,8 +58,8 @@ def _value_weights(site: Site) -> tuple[Tensor, Tensor | None]:
     found: ValueMap | None = site.value_map
     if found is None:
         raise AnatomyError(
-            f"singular values need values that are an affine function of x: in {site} they are not (something stands "
-            "between the value projection and attention)"
+            f"the values of {site} are no affine function of x (something stands between the value projection and "
+            "attention), so they have no singular values"
         )
     group = site.heads // site.kv_heads
     columns = found.columns.cpu().repeat_interleave(group, dim=0)  # head, width

@@ -82,9 +82,9 @@ class SoftmaxFollower:
                 continue
             if known[1] is None or weights.ndim != 3 or weights.shape[0] != known[1][0] * known[1][1]:
                 raise AnatomyError(
-                    "attention weights must be one number per batch, head, query and key: weights of shape "
-                    f"{tuple(weights.shape)} met values of shape {tuple(values.shape)}, so this attention does not "
-                    "look at all keys at once; see docs/adding_a_family.md"
+                    f"attention weights of shape {tuple(weights.shape)} met values of shape "
+                    f"{tuple(values.shape)}, so this attention does not look at all keys at once; see "
+                    "docs/adding_a_family.md"
                 )
             self.waiting.pop(self._origin[id(weights)], None)
             by_head, product = (values, result) if not turned else (values.mT, result.mT)

@@ -23,41 +23,35 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
     """The inputs as tensors of the model's device; what cannot be analysed is refused with the rule it breaks."""
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "items"):
         raise InputError(
-            "inputs must be a mapping from the names of the model's arguments to tensors: got "
-            f"{type(inputs).__name__}; pass {{'input_ids': …}}, or a text to analyze"
+            f"inputs must be a mapping from argument names to tensors, got {type(inputs).__name__}; pass "
+            "{'input_ids': …}, or a text to analyze()"
         )
     if inputs.get("past_key_values") is not None:
         raise InputError(
-            "a pass is analysed as a whole: past_key_values hold keys of an earlier one; pass the whole sequence as "
-            "input_ids and leave them out"
+            "inputs hold past_key_values of an earlier pass; pass the whole sequence as input_ids and leave them out"
         )
     _refuse_sequence_first(model)
     device = next(model.parameters()).device
     checked = {str(name): _tensor(name, value, device) for name, value in inputs.items() if value is not None}
     tensors = {name: value for name, value in checked.items() if isinstance(value, Tensor)}
     if not tensors and "encoder_outputs" not in checked:
-        raise InputError("inputs must hold at least one tensor: got none; pass {'input_ids': …}")
+        raise InputError("inputs hold no tensor; pass {'input_ids': …}")
     for name, value in tensors.items():
         if value.is_nested or value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise InputError(
-                f"an input must be a plain tensor in memory: {name} is nested, sparse, quantized or on the meta device; "
-                "pad its rows, or make it dense"
+                f"{name} is nested, sparse, quantized or on the meta device; pad its rows, or make it dense"
             )
         if 0 in value.shape:
-            raise InputError(
-                f"every input must hold something: {name} has shape {tuple(value.shape)}; leave out empty rows"
-            )
+            raise InputError(f"{name} is empty, got shape {tuple(value.shape)}; leave out empty rows")
         if name.endswith("input_ids"):
             _check_ids(model, name, value)
         if value.is_floating_point() and not is_shared(name) and not bool(value.isfinite().all()):
-            raise InputError(
-                f"vectors must be finite numbers: {name} holds NaN or infinity; look at how they were made"
-            )
+            raise InputError(f"{name} holds NaN or infinity; check how the vectors were made")
         if name in ("attention_mask", "decoder_attention_mask") and value.ndim == 2:
             _check_padding(name, value, tensors)
     rows = {name: value.shape[0] for name, value in tensors.items() if name.endswith(("input_ids", "inputs_embeds"))}
     if len(set(rows.values())) > 1:
-        raise InputError(f"all sides must have the same number of rows: got {rows}; pair them up")
+        raise InputError(f"inputs have different numbers of rows, got {rows}; pair them up")
     return checked
 
 
@@ -83,7 +77,7 @@ def _tensor(name: str, value: Any, device: torch.device) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         if name.endswith(("_ids", "_embeds", "mask")):
             raise InputError(
-                f"an input must be a tensor, or rows of numbers of one length: {name} is a {type(value).__name__} of "
+                f"{name} must be a tensor, or rows of numbers of one length, got a {type(value).__name__} of "
                 "tensors; torch.stack them"
             )
         return value  # a structure of tensors, which the model knows what to do with
@@ -91,8 +85,8 @@ def _tensor(name: str, value: Any, device: torch.device) -> Any:
         return torch.as_tensor(np.asarray(value), device=device)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"an input must be a tensor, or rows of numbers of one length: {name} is not ({error}); pad the rows, or pass "
-            "texts to analyze"
+            f"{name} must be a tensor, or rows of numbers of one length ({error}); pad the rows, or pass texts to "
+            "analyze()"
         ) from error
 
 
@@ -116,18 +110,17 @@ def _check_padding(name: str, mask: Tensor, tensors: Mapping[str, Tensor]) -> No
     """A padding mask says 1 or 0 of every position; models make different things of anything else."""
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise InputError(
-            f"a padding mask must hold 1 for real positions and 0 for padding: {name} holds other numbers; sequences "
-            "packed into one row need a mask over pairs, (batch, 1, query, key)"
+            f"{name} must hold 1 for real positions and 0 for padding, got other numbers; sequences packed into "
+            "one row need a mask over pairs, (batch, 1, query, key)"
         )
     empty = (mask == 0).all(-1).nonzero().flatten().tolist()
     if empty:
-        raise InputError(f"every row must have a real position: {name} is all zero in row {empty[0]}; drop that row")
+        raise InputError(f"{name} is all zero in row {empty[0]}; drop that row")
     side = name.removesuffix("attention_mask")
     given = next((tensors[side + what] for what in ("input_ids", "inputs_embeds") if side + what in tensors), None)
     if given is not None and given.ndim > 1 and tuple(given.shape[:2]) != tuple(mask.shape):
         raise InputError(
-            f"a padding mask must match the positions: {name} has shape {tuple(mask.shape)}, and there are "
-            f"{tuple(given.shape[:2])} positions; make them the same"
+            f"{name} has shape {tuple(mask.shape)}, there are {tuple(given.shape[:2])} positions; make them the same"
         )
 
 
@@ -146,8 +139,8 @@ def _refuse_sequence_first(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
             raise InputError(
-                f"inputs must have the batch first: {path} of {type(model).__name__} was made with batch_first=False; make "
-                "it with batch_first=True and hand over (batch, position, width)"
+                f"{path} of {type(model).__name__} was made with batch_first=False; make it with batch_first=True "
+                "and pass (batch, position, width)"
             )
 
 
@@ -161,8 +154,7 @@ def failed_on(model: nn.Module, inputs: Mapping[str, Any], error: Exception, lim
         f"{long[0]} is longer than the {limit} positions that it takes" if long else "check names, lengths and values"
     )
     return InputError(
-        f"the model must run on its inputs: {type(model).__name__} does not on {shapes} ({type(error).__name__}: {reason}); "
-        f"{hint}"
+        f"{type(model).__name__} failed on the given inputs {shapes}: {type(error).__name__}: {reason}; {hint}"
     )
 
 

@@ -125,8 +125,8 @@ def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
                 function: Callable[..., tuple[Tensor, Tensor]] = scope["eager_attention_forward"]
                 return function
     raise AnatomyError(
-        f"an attention must have its family's own `eager_attention_forward` beside it: none was found for "
-        f"{type(module).__name__} in {type(module).__module__}; see docs/adding_a_family.md"
+        f"{type(module).__name__} in {type(module).__module__} has no `eager_attention_forward` beside it; see "
+        "docs/adding_a_family.md"
     )
 
 

@@ -62,8 +62,8 @@ def model_and_tokenizer(given: Any, tokenizer: Any) -> tuple[Any, Any]:
         inside = next((part for part in given.modules() if isinstance(part, transformers.PreTrainedModel)), None)
         if inside is None:
             raise ModelError(
-                "a sentence-transformers model is analysed by the Transformer in it: this one has none of transformers'; "
-                "give Lens the model that you mean"
+                "this sentence-transformers model holds no Transformer of transformers; pass the model that you "
+                "mean to Lens()"
             )
         return inside, given.tokenizer if tokenizer is None else tokenizer
     return given, tokenizer
@@ -86,11 +86,11 @@ def load_pretrained(name: str, dtype: torch.dtype | str | None, **options: Any) 
     """The model in the class that it was saved as, and its tokenizer."""
     if options.pop("trust_remote_code", False):
         raise ModelError(
-            "normlens never runs code that comes with a model: leave out trust_remote_code; if you trust the code, load "
-            "the model yourself and pass it on: normlens.Lens(model, tokenizer)"
+            "trust_remote_code is not supported: normlens never runs code that comes with a model; if you trust "
+            "it, load the model yourself and pass it on: normlens.Lens(model, tokenizer)"
         )
     if not name:
-        raise ModelError("a model is a folder or a hub name: got an empty one; leave it out for the embedded model")
+        raise ModelError("the model's name is empty; leave it out for the embedded model")
     where = {key: value for key, value in options.items() if key in _WHERE}
     path = _expanded(name)
     if _exists(path) or name.startswith((".", "/", "~")):
@@ -115,24 +115,20 @@ def check_model(model: nn.Module) -> None:
     """Refuse what cannot be analysed: no model at all, weights that are packed low-bit, or that are no numbers."""
     if not isinstance(model, nn.Module):
         hint = f"normlens.load({model!r})" if isinstance(model, str | Path) else "normlens.load(name or folder)"
-        raise ModelError(
-            f"a lens needs a model in memory, a torch.nn.Module: got {type(model).__name__}; to load one, write {hint}"
-        )
+        raise ModelError(f"Lens() needs a torch.nn.Module, got {type(model).__name__}; to load a model, write {hint}")
     if next(model.parameters(), None) is None:
-        raise ModelError(
-            f"a model must have weights to be analysed: {type(model).__name__} has none; is it the right module?"
-        )
+        raise ModelError(f"{type(model).__name__} has no weights; is it the right module?")
     _refuse_packed(getattr(model, "config", None))
     for path, parameter in model.named_parameters():
         if not parameter.is_floating_point():
             raise ModelError(
-                f"weights must be floating-point numbers: {path} holds {parameter.dtype}, packed low-bit; load the "
-                "model in full precision"
+                f"{path} holds {parameter.dtype}, packed low-bit, which is not supported; load the model in full "
+                "precision"
             )
         if parameter.device.type == "meta":
-            raise ModelError(f"weights must be in memory: {path} is on the meta device; load the model's weights")
+            raise ModelError(f"{path} is on the meta device; load the model's weights")
         if _holds_nan(path, parameter.detach()):
-            raise ModelError(f"weights must be numbers: {path} holds NaN; the checkpoint is damaged")
+            raise ModelError(f"{path} holds NaN; the checkpoint is damaged")
 
 
 def _holds_nan(path: str, weight: Tensor) -> bool:
@@ -168,9 +164,9 @@ def _exists(path: Path) -> bool:
 def _in_folder(path: Path, folder: Path, gguf_file: str | None) -> dict[str, Any]:
     """Check a folder before transformers reads it; what has to be said about where its files are."""
     if not _exists(path) or not path.is_dir():
-        raise ModelError(f"a model is a folder or a hub name: {str(path)!r} is not a folder; check the path")
+        raise ModelError(f"{str(path)!r} is not a folder; check the path")
     if not folder.is_dir():
-        raise ModelError(f"the subfolder must exist: {str(path)!r} has no folder {folder.name!r}; check the name")
+        raise ModelError(f"{str(path)!r} has no folder {folder.name!r}; check the name")
     if gguf_file is not None:
         if not (folder / gguf_file).is_file():
             raise ModelError(
@@ -183,10 +179,10 @@ def _in_folder(path: Path, folder: Path, gguf_file: str | None) -> dict[str, Any
             return {"gguf_file": packed[0]}
         if packed:
             raise ModelError(
-                f"one GGUF file is loaded at a time: {str(folder)!r} holds {', '.join(packed[:5])}; choose one with "
-                "gguf_file=… (--gguf-file on the shell)"
+                f"{str(folder)!r} holds several GGUF files ({', '.join(packed[:5])}); choose one with gguf_file=… "
+                "(--gguf-file on the shell)"
             )
-        raise ModelError(f"a model folder holds a config.json: {str(folder)!r} has none; is it the right folder?")
+        raise ModelError(f"{str(folder)!r} has no config.json; is it the right folder?")
     for index in folder.glob("*.index.json"):
         _check_index(index)
     return {}
@@ -203,9 +199,7 @@ def _check_index(path: Path) -> None:
             f"an index of weights maps each weight to a file: {path} does not ({_first(error)}); the folder is damaged"
         ) from error
     if outside:
-        raise ModelError(
-            f"an index of weights names files in its own folder: {path} names {min(outside)!r}; do not trust this model"
-        )
+        raise ModelError(f"{path} names {min(outside)!r}, a file outside of its own folder; do not trust this model")
 
 
 def _leaves_folder(name: str) -> bool:
@@ -227,19 +221,18 @@ def _on_hub(name: str, where: dict[str, Any]) -> dict[str, Any]:
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=_HUB_SECONDS, token=where.get("token"))
     except errors.HFValidationError:
-        raise ModelError(f"a model is a folder or a hub name: {name!r} is neither; check the path") from None
+        raise ModelError(f"{name!r} is neither a folder nor a hub name; check the path") from None
     except errors.GatedRepoError as error:
         raise ModelError(
-            f"the hub gives {name!r} only to those who asked for it: this machine did not; ask on the model's page, then "
-            "log in with `hf auth login`"
+            f"{name!r} is a gated model, and this machine has no access; ask for it on the model's page, then log "
+            "in with `hf auth login`"
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"a model is a folder or a hub name: there is no folder {name!r}, and the hub has no such model (or it is "
-            "private); check the name"
+            f"there is no folder {name!r}, and the hub has no such model (or it is private); check the name"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"the revision must exist: {name!r} has no {revision!r} on the hub; check it") from error
+        raise ModelError(f"{name!r} has no revision {revision!r} on the hub; check it") from error
     except Exception as error:  # whatever the network does; each version of the client raises errors of its own
         kept = huggingface_hub.try_to_load_from_cache(
             name, where.get("gguf_file") or "config.json", cache_dir=where.get("cache_dir"), revision=revision
@@ -268,13 +261,10 @@ def _one_sentence(name: str) -> Iterator[None]:
     except BaseException as error:  # a panic of Rust code is no Exception
         if "trust_remote_code" in str(error):
             raise ModelError(
-                f"a model must load without running code of its own: {name!r} did not; if you trust its code, load it "
+                f"{name!r} needs code of its own, which normlens never runs; if you trust it, load the model "
                 "yourself and pass it on: normlens.Lens(model, tokenizer)"
             ) from error
-        raise ModelError(
-            f"a model's files must be whole and belong together: {name!r} did not load ({_first(error)}); download it "
-            "again, or save it again"
-        ) from error
+        raise ModelError(f"{name!r} did not load ({_first(error)}); download it again, or save it again") from error
 
 
 def _class_for(config: Any, gguf: bool) -> Any:
@@ -297,8 +287,8 @@ def _check_counts(settings: dict[str, Any]) -> None:
             value > _MOST_MODULES if _COUNTS_MODULES(name) else value < 0 and "head" in name
         ):
             raise ModelError(
-                f"a model has at most {_MOST_MODULES} layers, and at least 0 heads: config.json says {name} = {value}; it "
-                "is damaged"
+                f"config.json has {name} = {value}, at most {_MOST_MODULES} layers and at least 0 heads are "
+                "allowed; it is damaged"
             )
 
 
@@ -309,8 +299,8 @@ def _refuse_packed(config: Any) -> None:
         method = quantization.get("quant_method")
     if quantization is not None and str(getattr(method, "value", method)) != "gguf":
         raise ModelError(
-            f"weights must be floating-point numbers: this model's are packed low-bit ({method}); load a "
-            "full-precision checkpoint (a GGUF file is made full precision at load: load(folder, gguf_file=…))"
+            f"the weights are packed low-bit ({method}), which is not supported; load a full-precision checkpoint "
+            "(a GGUF file is made full precision at load: load(folder, gguf_file=…))"
         )
 
 
@@ -321,9 +311,9 @@ def _refuse_random_weights(name: str, model: Any, report: dict[str, Any]) -> Non
         random = {key for key in random if not key.startswith("pooler.")}
     if random:
         raise ModelError(
-            f"every weight must come from the checkpoint: {name!r} has none for {min(random)}"
-            f"{f' and {len(random) - 1} others' if len(random) > 1 else ''}, which would be random numbers; is the "
-            "download complete, and does config.json belong to it?"
+            f"the checkpoint of {name!r} has no weights for "
+            f"{min(random)}{(f' and {len(random) - 1} others' if len(random) > 1 else '')}, which would be random "
+            "numbers; is the download complete, and does config.json belong to it?"
         )
 
 
@@ -348,8 +338,8 @@ def _tokenizer(name: str, folder: Path | None, where: dict[str, Any]) -> Any:
         if folder is None and isinstance(error, OSError | ValueError | KeyError):
             return None  # on the hub nobody can tell a tokenizer that is not there from one that is broken
         raise ModelError(
-            f"a model folder with a tokenizer must hold a whole one: that of {name!r} cannot be read ({_first(error)}); "
-            "download it again, or load the model yourself and pass it on without a tokenizer: normlens.Lens(model)"
+            f"the tokenizer of {name!r} cannot be read ({_first(error)}); download it again, or load the model "
+            "yourself and pass it on without a tokenizer: normlens.Lens(model)"
         ) from error
 
 

@@ -64,8 +64,8 @@ def _direction(event: AttentionEvent) -> Kind:
 def too_short(path: str) -> AnatomyError:
     """The error for a foreign module that is read on a single position."""
     return AnatomyError(
-        f"a model is read on at least two positions, to see whether it looks ahead: at {path} there was one; analyse an "
-        "input of two or more positions first"
+        f"{path} was read on one position, which does not show whether it looks ahead; analyse an input of two or "
+        "more positions first"
     )
 
 

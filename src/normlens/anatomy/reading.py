@@ -34,19 +34,19 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
             raise too_short(path)
         if len(shape) >= 4 or _over_positions(trace, shape):
             raise AnatomyError(
-                f"every attention must be over all keys at once: in {family!r} at {path}, a softmax of shape {shape} "
-                "never met values as a whole (windows, blocks or hashes of keys, or no attention at all); "
-                "see docs/adding_a_family.md"
+                f"{family!r} has attention at {path} that is not over all keys at once: a softmax of shape "
+                f"{shape} never met values as a whole (windows, blocks or hashes of keys, or no attention at "
+                "all); see docs/adding_a_family.md"
             )
     if not trace.attentions:
         raise AnatomyError(
-            f"a model must have attention to be analysed: in {family!r} no softmax met values, neither through "
-            "transformers' attention interface nor in the model's own code; see docs/adding_a_family.md"
+            f"{family!r} has no attention: no softmax met values, neither through transformers' attention "
+            "interface nor in the model's own code; see docs/adding_a_family.md"
         )
     if trace.products != len(trace.attentions):
         raise AnatomyError(
-            f"every attention must be captured: {family!r} made {trace.products} products of weights and values, "
-            f"{len(trace.attentions)} were captured; see docs/adding_a_family.md"
+            f"{family!r} made {trace.products} products of weights and values, {len(trace.attentions)} were "
+            "captured; see docs/adding_a_family.md"
         )
     trace = replace(trace, attentions=merge_split_attention(trace))
     branches = [_branch(Graph(family, trace, event), declared) for event in trace.attentions]

@@ -79,7 +79,8 @@ def multi_head(run: FrozenPass, call: OpCall) -> Any:
     given = call.named(*names)
     if given["bias_k"] is not None or given["add_zero_attn"] or given.get("use_separate_proj_weight"):
         raise AnatomyError(
-            "an operation must have a rule: `multi_head_attention_forward` with added keys or separate weights has none"
+            "`multi_head_attention_forward` with added keys or separate weights has no rule, so this model "
+            "cannot be explained"
         )
     with run:
         query, key, value = given["query"], given["key"], given["value"]

@@ -35,13 +35,15 @@ def activate(run: FrozenPass, call: OpCall) -> Any:
     """An element-wise activation `g(z)` by its slope."""
     z, rest = call.args[0], call.args[1:]
     if not is_live(z):
-        raise AnatomyError(f"an operation must have a rule: `{call.name}` of a constant by a live tensor has none")
+        raise AnatomyError(
+            f"`{call.name}` of a constant by a live tensor has no rule, so this model cannot be explained"
+        )
     kwargs = {key: value for key, value in call.kwargs.items() if key != "inplace"}
     if call.name in ("relu", "leaky_relu", "elu", "selu", "celu", "relu6", "silu", "mish", "hardswish") and rest:
         rest = tuple(x for x in rest if not isinstance(x, bool))
     function = _KNOWN.get(call.name, call.function)
     if any(is_live(x) for x in tensors(rest, kwargs)):
-        raise AnatomyError(f"an operation must have a rule: `{call.name}` with live parameters has none")
+        raise AnatomyError(f"`{call.name}` with live parameters has no rule, so this model cannot be explained")
     constants = number_key(kwargs, rest)
     key = None if constants is None else (call.name, constants)
     return apply_activation(run, z, lambda x: function(x, *rest, **kwargs), key)
@@ -150,7 +152,7 @@ def clamp(run: FrozenPass, call: OpCall) -> Any:
         x = call.args[0]
         low, high = _limits(call)
         if any(is_live(limit) for limit in (low, high)):
-            raise AnatomyError(f"an operation must have a rule: `{call.name}` with live limits has none")
+            raise AnatomyError(f"`{call.name}` with live limits has no rule, so this model cannot be explained")
         if not is_live(x):
             return call()
         if is_bent(x):  # a limited activation is an activation

@@ -107,10 +107,7 @@ def _explain_batch(
 ) -> list[Explanation]:
     """The explanations of the rows of one batch; rows go one by one where a model mixes them."""
     if Rounding.of(resolver.model).autocast is not None:
-        raise InputError(
-            "an explanation is of what the model computes in its own type: autocast is on; leave it, or load the model in "
-            "the type that you want"
-        )
+        raise InputError("explain() does not support torch.autocast; exit the context or load the model in that dtype")
     batch = _Batch(lens, resolver, request)
     questions = [job.steps for job in jobs]
     with lens.traced.named_errors(inputs):

@@ -145,8 +145,8 @@ class FrozenPass(TorchFunctionMode):
             assert self.tape is not None
             if self._next >= len(self.tape) or self.tape[self._next][0] != self._name:
                 raise AnatomyError(
-                    f"a frozen pass must run the same operations again: `{self._name}` came where "
-                    f"`{self.tape[self._next][0] if self._next < len(self.tape) else 'the end'}` was recorded; "
+                    f"the replayed pass ran `{self._name}` where "
+                    f"`{(self.tape[self._next][0] if self._next < len(self.tape) else 'the end')}` was recorded; "
                     "the model's code depends on numbers in a way that cannot be held"
                 )
             value = self.tape[self._next][1]
@@ -221,8 +221,8 @@ class FrozenPass(TorchFunctionMode):
         rule = RULES.get(name)
         if rule is None:
             raise AnatomyError(
-                f"an operation must have a rule: `{name}` has none, so this model cannot be explained; "
-                "see docs/explain.md for the rules, and how to add one"
+                f"`{name}` has no rule, so this model cannot be explained; see docs/explain.md for the rules, and "
+                "how to add one"
             )
         out = rule(self, OpCall(name, func, args, kwargs))
         self._annotate(out, args, kwargs)
@@ -255,7 +255,7 @@ class FrozenPass(TorchFunctionMode):
         x = args[0]
         base = name.removesuffix("_")
         if base not in RULES:
-            raise AnatomyError(f"an operation must have a rule: `{name}` has none; see docs/explain.md")
+            raise AnatomyError(f"`{name}` has no rule, so this model cannot be explained; see docs/explain.md")
         value = args[-1]
         self.listener.changing(x)
         if name in _PLAIN_CHANGES and is_live(value) and (is_live(x) or not bool(x.any())):
@@ -272,7 +272,7 @@ class FrozenPass(TorchFunctionMode):
                 # Nothing of `x` is used: memory that nobody wrote yet may hold NaN.
                 result = value.to(x).expand(x.shape).clone()
             elif name in ("zero_", "fill_"):
-                raise AnatomyError(f"an operation must have a rule: `{name}` of a live tensor has none")
+                raise AnatomyError(f"`{name}` of a live tensor has no rule, so this model cannot be explained")
             else:
                 functional = getattr(torch.Tensor, base, None) or getattr(torch, base)
                 result = RULES[base](self, OpCall(base, functional, args, kwargs))

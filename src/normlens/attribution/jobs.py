@@ -97,8 +97,8 @@ class JobWriter:
             tokens = ", ".join(map(repr, self._resolver.tokenizer.convert_ids_to_tokens(list(ids))))
             model = type(self._model).__name__
             raise InputError(
-                f"an output of several tokens is explained step by step by a causal language model: {model} is none, so "
-                f"output must be one token, and {asked.output!r} has {len(ids)} ({tokens}); pass one of them, or its number"
+                f"output must be one token for {model}, got {asked.output!r} with {len(ids)} ({tokens}); pass one "
+                "of them, or its number (causal language models explain several, step by step)"
             )
         if asked.position is not None or asked.against is not None:
             self._resolver.one(asked.output, "output")  # says that one token is meant
@@ -112,9 +112,7 @@ class JobWriter:
     def _written(self, asked: TextQuestion) -> Job:
         """An encoder-decoder without a target: the output is what it is made to write from the start."""
         if asked.position is not None:
-            raise InputError(
-                "position numbers the tokens of a target: none was given; pass target=… with it, or leave position out"
-            )
+            raise InputError("position needs a target, none was given; pass target=… with it, or leave position out")
         ids = self._resolver.ids(asked.output, "output")
         against = None if asked.against is None else self._resolver.one(asked.against, "against")
         if against is not None:

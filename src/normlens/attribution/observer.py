@@ -588,5 +588,5 @@ def _shape_of(inputs: Mapping[str, Any]) -> tuple[int, set[int]]:
     """The number of rows, and their possible numbers of positions."""
     found = [x.shape for _, x in sequences_first(inputs) if x.ndim >= 2]
     if not found:
-        raise InputError("an explanation needs a batch of inputs: no tensor of rows and positions was given")
+        raise InputError("inputs hold no tensor of rows and positions, which explain() needs")
     return int(found[0][0]), {int(shape[1]) for shape in found}

@@ -36,7 +36,7 @@ class ProofSettings:
         """The largest gap that is allowed."""
         if self.dtype not in TOLERANCE:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
-            raise InputError(f"a model must compute in one of {known} to be explained: this one has {self.dtype}")
+            raise InputError(f"the model computes in {self.dtype}, explain() supports {known}")
         return max(TOLERANCE[self.dtype], _INTEGRATED_TOLERANCE if self.attention == "integrated" else 0.0)
 
 
@@ -61,8 +61,8 @@ def check_finite(numbers: Tensor, family: str) -> None:
     """A number that is none has no terms."""
     if not bool(torch.isfinite(numbers).all()):
         raise InputError(
-            f"the explained number must be finite: {family!r} puts out {float(numbers[~numbers.isfinite()][0])} there; look "
-            "at the model's weights and inputs, or ask for another output"
+            f"{family!r} puts out {float(numbers[~numbers.isfinite()][0])} there, which cannot be explained; "
+            "check the model's weights and inputs, or choose another output"
         )
 
 
@@ -83,9 +83,9 @@ def check_sums(terms: Terms, settings: ProofSettings, sizes: Tensor | None = Non
     if not worst <= settings.tolerance:
         cut = terms.cuts[int(gaps.nan_to_num(torch.inf).max(0).values.argmax())]
         raise DecompositionError(
-            f"the terms must add up to the number at the entrance of every layer: in {settings.family!r}, layer "
-            f"{cut.number}, they miss it by {worst:.1e} of the sum of absolute terms (allowed: {settings.tolerance:.0e}); "
-            "this model cannot be explained, please report it"
+            f"the terms miss the number by {worst:.1e} of their absolute sum at the entrance of layer "
+            f"{cut.number} of {settings.family!r} (allowed: {settings.tolerance:.0e}); this model cannot be "
+            "explained, please report it"
         )
 
 
@@ -102,9 +102,9 @@ def check_edges(terms: Terms, settings: ProofSettings, sizes: Tensor | None = No
         worst = float((distances / largest).nan_to_num(torch.inf).max())
         if not worst <= allowed:
             raise DecompositionError(
-                f"the edges of an attention must add up to what its heads gave: in {settings.family!r}, layer {layer}, they "
-                f"miss it by {worst:.1e} of the sum of absolute terms (allowed: {allowed:.0e}); leave edges out of "
-                "parts=[…], and please report it"
+                f"the edges of layer {layer} of {settings.family!r} miss the terms of their heads by {worst:.1e} "
+                f"of the sum of absolute terms (allowed: {allowed:.0e}); leave edges out of parts=[…], and please "
+                "report it"
             )
 
 
@@ -114,8 +114,8 @@ def check_number(terms: Terms, own: Tensor, largest: float, settings: ProofSetti
     distance = float((terms.value - own).abs().max()) / size
     if not distance <= TOLERANCE[settings.dtype]:
         raise DecompositionError(
-            f"the explained number must be the model's own: in {settings.family!r} it differs by {distance:.1e} of its "
-            f"largest logit (allowed: {TOLERANCE[settings.dtype]:.0e}); please report it"
+            f"the number under the frozen rules differs from the model's own by {distance:.1e} of the largest "
+            f"logit of {settings.family!r} (allowed: {TOLERANCE[settings.dtype]:.0e}); please report it"
         )
     return distance
 
@@ -135,8 +135,8 @@ def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, s
     allowed = _REPLAY_TOLERANCE * TOLERANCE[settings.dtype]
     if not gap <= allowed:
         raise DecompositionError(
-            f"the frozen map must be affine: in {settings.family!r}, with input vectors multiplied by random numbers, it "
-            f"misses the sum of the terms by {gap:.1e} of their absolute sum (allowed: {allowed:.0e}); something in this "
-            "model is not held as the rules say, please report it"
+            f"the frozen map of {settings.family!r} is not affine: with input vectors multiplied by random "
+            f"numbers it misses the sum of the terms by {gap:.1e} of their absolute sum (allowed: {allowed:.0e}); "
+            "please report it"
         )
     return gap

@@ -96,8 +96,8 @@ class Numbers:
             direction = self._direction.to(states)
             if direction.shape != states.shape[-1:]:
                 raise InputError(
-                    f"a direction is one vector of the width of the last state: that is {states.shape[-1]}, "
-                    f"got a shape of {tuple(direction.shape)}"
+                    f"direction must have the width of the last state, {states.shape[-1]}, got a shape of "
+                    f"{tuple(direction.shape)}"
                 )
             self.answers = [Answer(None, None, None) for _ in self._questions]
             along = torch.stack([states[row, q.position] for row, q in enumerate(self._questions)]) * direction
@@ -136,7 +136,7 @@ def _answer(question: Question, scores: Tensor, probability: Probability) -> Ans
     chosen = int(scores.argmax()) if question.output is None else question.output
     for number in (chosen, question.against):
         if number is not None and number >= len(scores):
-            raise InputError(f"an output must be a number from 0 to {len(scores) - 1}: got {number}")
+            raise InputError(f"output must be a number from 0 to {len(scores) - 1}, got {number}")
     shares = {"softmax": scores.float().softmax(-1), "sigmoid": scores.float().sigmoid()}.get(probability)
     first, second = (None if shares is None or n is None else float(shares[n]) for n in (chosen, question.against))
     return Answer(chosen, question.against, first, second)
@@ -151,8 +151,8 @@ def first_tensor(output: Any) -> Tensor:
     first = output if isinstance(output, Tensor) else next(tensors(output), None)
     if first is None:
         raise InputError(
-            f"an explanation is of a number that the model puts out: it returns {type(output).__name__} without a tensor; "
-            "wrap the model so that it returns its logits or its last state"
+            f"the model returns {type(output).__name__} without a tensor, so there is no number to explain; wrap "
+            "it so that it returns its logits or its last state"
         )
     return first
 
@@ -190,25 +190,23 @@ class Resolver:
             found = getattr(owner, name, None)
             if isinstance(found, int):
                 return found
-        raise InputError(
-            f"an encoder-decoder writes from a start token: {type(self.model).__name__} names none; pass target=…"
-        )
+        raise InputError(f"{type(self.model).__name__} names no start token for its decoder; pass target=…")
 
     def check(self, direction: bool, output: Any, against: Any) -> None:
         """Return True if the model has what is asked for: a head for an output, none for a direction."""
         name = type(self.model).__name__
         if direction:
             if output is not None or against is not None:
-                raise InputError("a direction takes the place of an output: both were given; drop one")
+                raise InputError("direction and output exclude each other, both were given; drop one")
             if self.head != "none":
                 raise InputError(
-                    f"a direction is put on the last state of a model without a head: {name} has one; pass output=…, or "
-                    "wrap its body (lens of model.base_model)"
+                    f"direction needs a model without a head, {name} has one; pass output=…, or wrap its body "
+                    "(Lens(model.base_model))"
                 )
         elif self.head == "none":
             raise InputError(
-                f"an explanation needs a head, or a direction on the last state: {name} has no head; pass direction=…, or "
-                "load the model with its head"
+                f"{name} has no head, so there is no output to explain; pass direction=…, or load the model with "
+                "its head"
             )
 
     def ids(self, output: Output, what: str) -> list[int]:
@@ -281,22 +279,24 @@ class Resolver:
         count = len(real)
         if self.head == "sequence":
             if position is not None:
-                raise InputError("a sequence classifier has one output for the whole text: leave position out")
+                raise InputError(
+                    "position is not used: a sequence classifier has one output for the whole text; leave it out"
+                )
             return 0
         if position is None:
             return real[self._default_position(count, ids)]
         if isinstance(position, bool) or not isinstance(position, int) or not -count <= position < count:
             raise InputError(
-                f"position must be one of the {count} positions of the text, 0 to {count - 1}, or negative from the end: "
-                f"got {position!r}"
+                f"position must be from 0 to {count - 1}, or negative from the end, got {position!r} for {count} "
+                "positions"
             )
         return real[position]
 
     def _default_position(self, count: int, ids: Sequence[int] | None) -> int:
         if self.head == "token":
             raise InputError(
-                "a token classifier has an output at each position: none was named; pass position=… (--position on the "
-                f"shell), one of 0 to {count - 1}{self._numbered(ids)}"
+                "position is missing: a token classifier has an output at each position; pass position=… "
+                f"(--position on the shell), one of 0 to {count - 1}{self._numbered(ids)}"
             )
         if self.head != "masked":
             return count - 1
@@ -307,12 +307,12 @@ class Resolver:
         token = getattr(self.tokenizer, "mask_token", None)
         if not places:
             raise InputError(
-                f"a masked language model is asked at its mask: the text has none; put {token or 'the mask token'} into it, "
-                f"or pass position=… (--position on the shell), one of 0 to {count - 1}{self._numbered(ids)}"
+                f"the text has no mask; put {token or 'the mask token'} into it, or pass position=… (--position "
+                f"on the shell), one of 0 to {count - 1}{self._numbered(ids)}"
             )
         raise InputError(
-            f"a masked language model is asked at one mask: the text has {len(places)}, at positions "
-            f"{', '.join(map(str, places))}; pass position=… (--position on the shell)"
+            f"the text has {len(places)} masks, at positions {', '.join(map(str, places))}; choose one with "
+            "position=… (--position on the shell)"
         )
 
     def _numbered(self, ids: Sequence[int] | None) -> str:
@@ -374,7 +374,5 @@ def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> lis
             return list(range(inputs[name].shape[1]))
     first = next((x for _, x in sequences_first(inputs) if x.ndim >= 2), None)
     if first is None:
-        raise InputError(
-            "an explanation needs rows of positions: no input is a tensor of (batch, position, …); pass one"
-        )
+        raise InputError("inputs hold no tensor of (batch, position, …), which explain() needs")
     return list(range(first.shape[1]))

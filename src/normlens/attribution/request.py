@@ -66,7 +66,7 @@ class ExplainRequest:
         if parts is not None and not isinstance(parts, str) and isinstance(parts, Iterable):
             parts = list(parts)  # it is read more than once
         if parts is not None and (not isinstance(parts, list) or any(part not in PARTS for part in parts)):
-            raise InputError(f"parts must be a list of {', '.join(PARTS)}: got {parts!r}")
+            raise InputError(f"parts must be a list of {', '.join(PARTS)}, got {parts!r}")
         if edges_top is not None and (isinstance(edges_top, bool) or not isinstance(edges_top, int) or edges_top < 1):
             raise InputError(f"edges_top is how many edges to keep, the strongest, at least 1: got {edges_top!r}")
         named = BY_DEFAULT if parts is None else ("tokens", *parts)
@@ -99,8 +99,8 @@ class ExplainRequest:
         needed = 2 * size * layers * heads * pairs  # as they are found, and as they are put together
         if needed > free:
             raise InputError(
-                f"edges must fit in memory: they take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; keep "
-                "the strongest alone (edges_top=1000), or leave them out of parts=[…]"
+                f"the edges take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; keep the "
+                "strongest alone (edges_top=1000), or leave them out of parts=[…]"
             )
 
 
@@ -121,12 +121,11 @@ def _vector(direction: Any) -> Tensor | None:
         numbers = False
     if not numbers:
         raise InputError(
-            f"a direction is one vector of numbers: got {type(direction).__name__}; pass a tensor, an array or a list"
+            f"direction must be one vector of numbers, got {type(direction).__name__}; pass a tensor, an array or "
+            "a list"
         )
     if vector.ndim != 1:
-        raise InputError(f"a direction is one vector: got a shape of {tuple(vector.shape)}; pass one at a time")
+        raise InputError(f"direction must be one vector, got a shape of {tuple(vector.shape)}; pass one at a time")
     if not bool(torch.isfinite(vector).all()):
-        raise InputError(
-            "a direction is one vector of finite numbers: it holds NaN or infinity; look at how it was made"
-        )
+        raise InputError("direction holds NaN or infinity; check how it was made")
     return vector

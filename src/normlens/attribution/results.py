@@ -50,8 +50,8 @@ def explanation(
     found = labelled(solved.steps, labels, request.parts, request.edges_top)
     if request.by_name and found.left_out:
         raise InputError(
-            f"these terms cannot be had from this model: {', '.join(found.left_out)} (its layers are built in another way: "
-            "no product of weights and values per head, or no residual sum); ask for others with parts=[…]"
+            f"this model has no {', '.join(found.left_out)} (no product of weights and values per head, or no "
+            "residual sum); choose other parts=[…]"
         )
     gap = max(float(terms.gaps.max()) for terms in solved.steps)
     over_value = max(

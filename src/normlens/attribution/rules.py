@@ -217,7 +217,7 @@ def affine(run: FrozenPass, call: OpCall) -> Any:
     given = dict(zip(names, call.args, strict=False)) | {key: call.kwargs[key] for key in names if key in call.kwargs}
     if is_live(given["weight"]):
         raise AnatomyError(
-            f"an operation must have a rule: `{call.name}` with a weight that depends on the input has none"
+            f"`{call.name}` with a weight that depends on the input has no rule, so this model cannot be explained"
         )
     out = call()
     bias = given.get("bias")
@@ -263,7 +263,7 @@ def einsum(run: FrozenPass, call: OpCall) -> Any:
     """An Einstein sum: as a matrix product."""
     equation, *operands = call.args
     if not isinstance(equation, str):
-        raise AnatomyError("an operation must have a rule: `einsum` without an equation has none")
+        raise AnatomyError("`einsum` without an equation has no rule, so this model cannot be explained")
     operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     live = [i for i, x in enumerate(operands) if is_live(x)]
     weights = lineage_of(operands[0])
@@ -272,7 +272,9 @@ def einsum(run: FrozenPass, call: OpCall) -> Any:
     if len(live) < 2:
         return call.function(equation, *operands)
     if len(operands) > 2:
-        raise AnatomyError("an operation must have a rule: `einsum` of three operands, two of them live, has none")
+        raise AnatomyError(
+            "`einsum` of three operands, two of them live, has no rule, so this model cannot be explained"
+        )
     if run.integrated:
         return halved(run, lambda a, b: call.function(equation, a, b), operands[0], operands[1], {})
     return call.function(equation, run.freeze(operands[0].detach), operands[1])
@@ -282,7 +284,7 @@ def grouped(run: FrozenPass, call: OpCall) -> Any:
     """Tokens times their expert's weight: linear in the tokens."""
     if is_live(call.args[1]):
         raise AnatomyError(
-            f"an operation must have a rule: `{call.name}` with weights that depend on the input has none"
+            f"`{call.name}` with weights that depend on the input has no rule, so this model cannot be explained"
         )
     return call()
 

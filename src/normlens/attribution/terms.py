@@ -158,8 +158,8 @@ class Run:
         self._root_stacks = self.observer.root_stacks()
         if not self.observer.stacks:
             raise AnatomyError(
-                "an explanation starts at the vectors that enter the first layer: no list of layers took such vectors in "
-                "this model; see docs/explain.md"
+                "no list of layers took input vectors in this model, so there is nothing to attribute to; see "
+                "docs/explain.md"
             )
 
     def explain(self, select: Select, *, again: bool = False) -> Terms:
@@ -183,8 +183,8 @@ class Run:
         value = select(self.output)
         if not value.requires_grad:
             raise AnatomyError(
-                "an explanation needs a way from the input vectors to the number: this model cut it (a detached state, or "
-                "a pass without gradients inside); see docs/explain.md"
+                "the model cuts the way from the input vectors to the number (a detached state, or a pass "
+                "without gradients inside); see docs/explain.md"
             )
         observer.forget_gradients()
         leaves = [stack.leaf for stack in observer.stacks] + [root.leaf for root in observer.roots]

@@ -195,7 +195,7 @@ class _ClosedInput:
 
     @property
     def buffer(self) -> Any:
-        raise InputError("standard input must be open to be read: it is closed; pipe a text into the command")
+        raise InputError("standard input is closed; pipe a text into the command")
 
     def read(self, *_: Any) -> str:
         return cast(str, self.buffer)
@@ -211,7 +211,7 @@ class _GuardedOutput:
 
     def write(self, text: str) -> int:
         if self._stream is None:
-            raise InputError("standard output must be open to be written: it is closed; send it to a file or /dev/null")
+            raise InputError("standard output is closed; send it to a file or /dev/null")
         with self._sentences():
             return self._stream.write(text)
 
@@ -230,9 +230,7 @@ class _GuardedOutput:
         except OSError as error:
             let_go(self._stream)
             if error.errno == errno.EPIPE:
-                raise InputError(
-                    "standard output must stay open until all is written: whoever read it has stopped reading"
-                ) from error
+                raise InputError("standard output was closed by its reader before all was written") from error
             raise InputError(
-                f"standard output must be writable: it is not ({error.strerror or error}); make room, or send it elsewhere"
+                f"standard output cannot be written ({error.strerror or error}); make room, or send it elsewhere"
             ) from error

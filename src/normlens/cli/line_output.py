@@ -66,7 +66,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.resume and self.out is None:
-            raise InputError("resuming needs the file to go on with: give --out with --resume")
+            raise InputError("--resume needs the file to go on with; give --out")
 
     def check(self, inputs: list[Path], beside: Sequence[Path] = ()) -> None:
         """Refuse, before anything is opened for writing, outputs that are inputs or that nobody said to replace.
@@ -81,12 +81,12 @@ class Output:
         asked = "pass --resume to go on with it, or --overwrite to replace it"
         check_outputs(lines, inputs, replace=self.resume or self.overwrite, remedy=asked)
         if lines and not lines[0].parent.is_dir():
-            raise InputError(f"lines are written to a file in an existing folder: {self.out} is not one; check --out")
+            raise InputError(f"{self.out} is not a file in an existing folder; check --out")
         whole = [*beside, *([] if self.page is None else [self.page])]
         check_outputs(whole, inputs, replace=self.overwrite, remedy="pass --overwrite to replace it")
         for path in whole:
             if real(path) in map(real, lines):
-                raise InputError(f"every output has a place of its own: {path} is named twice; choose another path")
+                raise InputError(f"{path} is given for two different outputs; choose another path")
 
 
 LayerOption = Annotated[str, typer.Option(help="auto, best, or layers from 1 (2 or 1,2,3).")]
@@ -101,7 +101,7 @@ def check_sentences(*paths: Path) -> None:
     """Refuse sentences that are not there."""
     for path in paths:
         if not is_there(path):
-            raise InputError(f"sentences are read from files that exist: {path} does not; check the path")
+            raise InputError(f"{path} does not exist; check the path")
 
 
 def is_stream(path: Path) -> bool:
@@ -149,7 +149,7 @@ def layers_option(text: str) -> LayerChoice:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"a layer is auto, best, or numbers from 1 separated by commas: got {text!r}") from None
+        raise InputError(f"layer must be auto, best, or numbers from 1 separated by commas, got {text!r}") from None
 
 
 def count_lines(source: Path) -> int | None:

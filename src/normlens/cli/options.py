@@ -110,9 +110,7 @@ def open_lens(model: str | None, gguf_file: str | None = None, device: str | Non
         try:
             lens.model.to(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such device, or no room on it
-            raise InputError(
-                f"a device is one that PyTorch finds here: {device!r} cannot be used ({first_line(error)})"
-            ) from error
+            raise InputError(f"device {device!r} cannot be used ({first_line(error)})") from error
     return lens
 
 

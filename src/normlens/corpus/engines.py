@@ -219,7 +219,7 @@ class RayEngine(Engine):
         try:
             import ray
         except ImportError as error:
-            raise InputError("the ray engine needs Ray: pip install 'normlens[ray]'") from error
+            raise InputError("the ray engine needs Ray; pip install 'normlens[ray]'") from error
         if ray.is_initialized():
             return ray, False
         address = self.running.address

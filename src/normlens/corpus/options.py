@@ -118,8 +118,8 @@ class Reading:
             raise InputError(f"largest_record must be at least 1 byte, got {self.largest_record}")
         if self.target_column is not None and (self.pairs or self.mask or self.pair_column or self.tag_column):
             raise InputError(
-                "an encoder-decoder model reads one text and masks none: drop --pairs, --mask, --pair-column and "
-                "--tag-column, or --target-column"
+                "--target-column is for encoder-decoder models, which read one text and mask none; drop --pairs, "
+                "--mask, --pair-column and --tag-column, or --target-column"
             )
         _ = self.skip_pattern
 

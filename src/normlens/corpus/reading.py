@@ -596,7 +596,7 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise InputError("this needs the datasets library: pip install 'normlens[corpus]'") from error
+        raise InputError("the datasets library is not installed; pip install 'normlens[corpus]'") from error
     return datasets
 
 

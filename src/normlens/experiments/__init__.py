@@ -38,5 +38,5 @@ EXPERIMENTS = {
 def find_experiment(name: str) -> Experiment:
     """An experiment by its name."""
     if name not in EXPERIMENTS:
-        raise InputError(f"an experiment is one of {', '.join(EXPERIMENTS)}: got {name!r}")
+        raise InputError(f"an experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
     return EXPERIMENTS[name]

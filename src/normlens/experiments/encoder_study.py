@@ -51,16 +51,16 @@ def sample_corpus() -> Path:
 def check_definition(name: str) -> None:
     """Refuse a definition that nobody knows."""
     if name not in get_args(Definition):
-        raise InputError(f"the definition must be paper or code: got {name!r}")
+        raise InputError(f"definition must be paper or code, got {name!r}")
 
 
 def check_data(paths: Iterable[Path]) -> None:
     """Refuse data that are not there."""
     for path in paths:
         if not is_there(path):
-            raise InputError(f"the data must be files that exist: {path} does not; check the path")
+            raise InputError(f"{path} does not exist; check the path")
         if not (path.is_file() or path.is_dir()):
-            raise InputError(f"the data are read several times: {path} is a pipe or a device; save it as a file first")
+            raise InputError(f"{path} is a pipe or a device, and is read several times; save it as a file first")
 
 
 def _is_tokenized(path: Path) -> bool:
@@ -98,7 +98,7 @@ class EncoderStudy:
                 f"{' and '.join(self.lens.anatomy.kinds)} attention; use `normlens corpus` for its statistics"
             )
         if self.lens.tokenizer is None:
-            raise InputError("an experiment reads text: this model has no tokenizer; give a folder that holds one")
+            raise InputError("this model has no tokenizer, which the experiment needs; give a folder that holds one")
 
     @property
     def sources(self) -> tuple[Path, ...]:

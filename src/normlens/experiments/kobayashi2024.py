@@ -79,7 +79,7 @@ class LayerStudy:
                 f"{' and '.join(self.lens.anatomy.kinds)} attention; give an encoder or a decoder-only model"
             )
         if self.lens.tokenizer is None:
-            raise InputError("an experiment reads text: this model has no tokenizer; give a folder that holds one")
+            raise InputError("this model has no tokenizer, which the experiment needs; give a folder that holds one")
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -92,7 +92,7 @@ class LayerStudy:
         found = [sequence.ids.tolist() for sequence in sequences]
         found = [ids for ids in found if len(ids) > 2]
         if not found:
-            raise InputError("an experiment needs text: the data hold no sequence of three tokens; give another file")
+            raise InputError("the data hold no sequence of three tokens; give another file")
         return found
 
 

@@ -49,14 +49,12 @@ def check_files(
     check_methods(gradients)
     for path in (source, target, gold, *(path for path, _ in others.values())):
         if is_there(path) and not path.is_file():
-            raise InputError(f"An experiment reads its files several times: {path} is no file; save it as one first.")
+            raise InputError(f"{path} is no file, and is read several times; save it as one first")
     pairs = sum(1 for _ in islice(read_parallel(source, target), limit))
     for path in (gold, *(path for path, _ in others.values())):
         lines = len(read_alignments(path).lines[:limit])
         if lines != pairs:
-            raise InputError(
-                f"Alignments and sentences must have as many lines: {path} has {lines}, the sentences have {pairs}."
-            )
+            raise InputError(f"{path} has {lines} lines, the sentences have {pairs}")
 
 
 @dataclass(frozen=True)
@@ -99,9 +97,7 @@ class TranslationStudy:
         truth: AlignmentFile = replace(read, lines=read.lines[: self.limit])
         check_indices(truth, [(len(p.source.words), len(p.target.words)) for p in self.pairs], "--gold-")
         if not any(line.sure for line in truth.lines):
-            raise InputError(
-                f"AER needs at least one sure gold link: {self.gold} has none in its {len(self.pairs)} lines."
-            )
+            raise InputError(f"{self.gold} has no sure link in its {len(self.pairs)} lines, which AER needs")
         return truth.lines
 
     def errors(self) -> AlignmentErrors:

@@ -44,7 +44,7 @@ def estimate(groups: Sequence[np.ndarray], *, seed: int = 0, resamples: int = RE
     kept = [group[np.isfinite(group)] for group in kept]
     kept = [group for group in kept if len(group)]
     if not kept:
-        raise InputError("an estimate needs at least one item: there is none with a number")
+        raise InputError("no item has a number to average")
     generator = np.random.default_rng(seed)
     drawn = np.zeros(resamples)
     for group in kept:

@@ -43,7 +43,9 @@ def _shares(lens: Lens, item: Item) -> np.ndarray:
         factors = []
         for stack in run.observer.stacks:
             if stack.entrance.axes != (0, 1):
-                raise AnatomyError(f"decompx needs a model with rows in front, {type(model).__name__} has positions there")
+                raise AnatomyError(
+                    f"decompx needs a model with rows in front, {type(model).__name__} has positions there"
+                )
             positions = stack.leaf.shape[stack.entrance.axes[1]]
             factors.append(torch.eye(length + 1, positions))
             factors[-1][-1] = 0.0

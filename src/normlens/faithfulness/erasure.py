@@ -32,9 +32,9 @@ def default_way(lens: Lens) -> Removal:
 def check_way(lens: Lens, how: str) -> Removal:
     """The way to take tokens away, if this model has it."""
     if how not in WAYS:
-        raise InputError(f"tokens are taken away by one of {', '.join(WAYS)}: got {how!r}")
+        raise InputError(f"removal must be one of {', '.join(WAYS)}, got {how!r}")
     if how == "mask" and getattr(lens.tokenizer, "mask_token_id", None) is None:
-        raise InputError("masking needs a mask token: this model's tokenizer has none; pass delete or zero")
+        raise InputError("this model's tokenizer has no mask token; choose delete or zero")
     return how
 
 
@@ -60,7 +60,7 @@ def without(lens: Lens, item: Item, gone: Collection[int], how: Removal) -> Item
         return replace(item, ids=tuple(mask if k in gone else token for k, token in enumerate(item.ids)))
     kept = [k for k in range(len(item.ids)) if k not in gone]
     if not kept:
-        raise InputError("an item must keep at least one token: all of them were deleted; delete fewer, or mask them")
+        raise InputError("all tokens of an item would be deleted; delete fewer, or mask them")
     before = [k for k in kept if item.position is not None and k <= item.position]
     return replace(
         item,

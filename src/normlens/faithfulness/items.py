@@ -67,9 +67,7 @@ def item_of(lens: Lens, text: str, *, output: Any = None, against: Any = None, p
     """
     check_model(lens)
     if lens.tokenizer is None:
-        raise InputError(
-            "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or make items of ids"
-        )
+        raise InputError("this lens has no tokenizer; pass Lens(model, tokenizer), or make items of ids")
     resolver = Resolver(lens.model, lens.tokenizer)
     encoded = TextEncoder(lens.model, lens.tokenizer)(text, None, None, truncate=False, pretokenized=False)
     ids = tuple(encoded.source.ids)
@@ -101,8 +99,8 @@ def check_model(lens: Lens) -> None:
     """Every method gives one number per token of one text: models with two sides are explained by `explain`."""
     if is_encoder_decoder(lens.model):
         raise InputError(
-            f"methods are compared on models that read one text: {type(lens.model).__name__} reads one and writes another; "
-            "use lens.explain(source, target=…)"
+            f"{type(lens.model).__name__} reads one text and writes another, which no method here supports; use "
+            "lens.explain(source, target=…)"
         )
 
 
@@ -125,7 +123,7 @@ def batches(items: Sequence[Item]) -> Iterator[list[int]]:
     by_length: dict[tuple[int, bool, int], list[int]] = {}
     for i, item in enumerate(items):
         if not item.ids:
-            raise InputError("an item must hold at least one token: one of them has none")
+            raise InputError("an item has no tokens")
         by_length.setdefault((len(item.ids), item.segments is None, item.padding), []).append(i)
     for (length, _, padding), found in sorted(by_length.items()):
         size = max(1, _POSITIONS // (length + padding))

@@ -74,7 +74,7 @@ def evidence(asked: ProtocolInput, scores: Mapping[str, Scores], methods: Mappin
     known = asked.sample.evidence
     if known is None:
         raise InputError(
-            f"the protocol `evidence` needs files that name it (--evidence): {asked.sample.name!r} does not"
+            f"{asked.sample.name!r} names no evidence, which the protocol `evidence` needs; give files with --evidence"
         )
     return {
         name: {"evidence": np.array([reciprocal_rank(s, k) for s, k in zip(found, known, strict=True)])}
@@ -244,5 +244,5 @@ def find_protocols(names: Sequence[str]) -> list[Protocol]:
     """Protocols by their names."""
     unknown = [name for name in names if name not in PROTOCOLS]
     if unknown:
-        raise InputError(f"a protocol is one of {', '.join(PROTOCOLS)}: got {', '.join(map(repr, unknown))}")
+        raise InputError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {', '.join(map(repr, unknown))}")
     return [PROTOCOLS[name] for name in names]

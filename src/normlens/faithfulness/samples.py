@@ -50,7 +50,7 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
     check_model(lens)
     if head_of(lens.model) != "causal":
         raise InputError(
-            f"evidence is about the next word: a causal language model is asked, and {type(lens.model).__name__} is none; "
+            f"{type(lens.model).__name__} is no causal language model, which evidence about the next word needs; "
             "pass texts instead (--texts)"
         )
     rows = read_rows(Path(path))
@@ -58,7 +58,7 @@ def read_evidence(lens: Lens, path: str | Path, *, limit: int | None = None, ski
     target = "target_phrase" if phrase else "target"
     found, refused = _drawn(rows, lambda row: _asked(lens, row, target), limit, skip, seed)
     if not found:
-        raise InputError(f"an evidence file must hold rows that can be asked: {path} has none after {skip} ({refused})")
+        raise InputError(f"{path} has no usable row after {skip} ({refused})")
     items, evidence = zip(*found, strict=True)
     prefers = float((values(lens, items) > 0).double().mean())
     return Sample(Path(path).stem, items, evidence, refused, prefers)
@@ -86,9 +86,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     try:
         rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except OSError as error:
-        raise InputError(f"an evidence file must be readable: {path} is not ({error.strerror})") from error
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, csv.Error) as error:
-        raise InputError(f"an evidence file is a table in UTF-8, comma separated: {path} is not ({error})") from error
+        raise InputError(f"{path} is no comma-separated table in UTF-8 ({error})") from error
     needed = (PREFIX, GOOD, BAD, "target")
     missing = [name for name in needed if not rows or name not in rows[0]]
     if missing:
@@ -136,7 +136,7 @@ def read_texts(
     texts = read_lines(Path(path))
     items, refused = _drawn(texts, lambda text: _read(lens, text, seed, longest), limit, skip, seed)
     if not items:
-        raise InputError(f"a file of texts must hold some that can be asked: {path} has none after {skip} ({refused})")
+        raise InputError(f"{path} has no usable text after {skip} ({refused})")
     return Sample(Path(path).stem, tuple(items), None, refused)
 
 
@@ -145,7 +145,7 @@ def read_lines(path: Path) -> list[str]:
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
-        raise InputError(f"a file of texts is UTF-8, a text per line: {path} is not ({error})") from error
+        raise InputError(f"{path} is no UTF-8 text file ({error})") from error
     texts = [line.split("\t")[0].strip() for line in lines]
     return [text for text in texts if text]
 
@@ -172,9 +172,7 @@ def _read(lens: Lens, text: str, seed: int, longest: int) -> Item | str:
         place = ordinary[np.random.default_rng((seed, *ids)).integers(len(ordinary))]
         masked = tuple(int(lens.tokenizer.mask_token_id) if k == place else i for k, i in enumerate(ids))
         return own_choice(lens, Item(masked, -1, None, place))
-    raise InputError(
-        f"a study asks for a number of the model's output: {type(lens.model).__name__} has no head; load it with its head"
-    )
+    raise InputError(f"{type(lens.model).__name__} has no head; load the model with its head")
 
 
 def _labelled(lens: Lens, ids: tuple[int, ...], ordinary: Sequence[int], config: Any) -> Item | None:

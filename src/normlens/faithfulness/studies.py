@@ -52,7 +52,9 @@ class Study:
     samples: tuple[Sample, ...]
     numbers: Mapping[str, Mapping[str, tuple[np.ndarray, ...]]]
     costs: Mapping[str, float] = field(default_factory=dict)  # by method: time over that of one plain forward pass
-    errors: Mapping[str, np.ndarray] = field(default_factory=dict)  # by method: remaining completeness error of each item
+    errors: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # by method: remaining completeness error of each item
     undecided: Mapping[str, int] = field(default_factory=dict)  # by method: items in which all terms are rounding error
 
     @property
@@ -146,10 +148,10 @@ def study(
         progress: Called with a label, the number done and the number of all.
     """
     if not samples:
-        raise InputError("a study needs data: no file of evidence or of texts was given")
+        raise InputError("no file of evidence or of texts was given")
     chosen = [m if isinstance(m, Method) else find_methods([m])[0] for m in (METHODS if methods is None else methods)]
     if len({method.name for method in chosen}) < len(chosen):
-        raise InputError("a study has each method once: one of them was named twice")
+        raise InputError("a method is named twice")
     known = all(sample.evidence is not None for sample in samples)
     if protocols is None:
         protocols = ("evidence", "agreement") if known else ("deletion", "agreement")

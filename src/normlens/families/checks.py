@@ -126,8 +126,8 @@ def examine_model(family: str, mapping: str, model: nn.Module) -> FamilyReport:
     known = [difference for difference in differences if difference is not None]
     if max(known, default=0.0) > TOLERANCE[torch.float32]:
         raise DecompositionError(
-            f"alpha must be the model's attention weight: in {family!r} it differs by {max(known):.2g} from what the model "
-            f"shows (allowed: {TOLERANCE[torch.float32]:.0e})"
+            f"alpha of {family!r} differs by {max(known):.2g} from the attention weights that the model returns "
+            f"(allowed: {TOLERANCE[torch.float32]:.0e})"
         )
     anatomy = lens.anatomy
     return FamilyReport(
@@ -193,8 +193,8 @@ def check_all_captured(lens: Lens) -> None:
     captured = sum(site.calls for site in lens.anatomy.sites)
     if recorder.trace.products != captured:
         raise AnatomyError(
-            f"every attention must be captured: {lens.family!r} makes {recorder.trace.products} products of weights "
-            f"and values with its eager attention, {captured} are captured; see docs/adding_a_family.md"
+            f"{lens.family!r} makes {recorder.trace.products} products of weights and values with its eager "
+            f"attention, {captured} are captured; see docs/adding_a_family.md"
         )
 
 
@@ -209,8 +209,8 @@ def check_heads(family: str, result: SiteResult, block: Block) -> None:
     except DecompositionError:
         return
     raise DecompositionError(
-        f"a wrong head order must be caught: in {family!r}, {where}, the sums came out right with rotated heads; "
-        f"its attention says too little for a proof (allowed error: {TOLERANCE[torch.float32]:.0e})"
+        f"rotated heads of {family!r}, {where}, gave right sums, so the proof would not notice a wrong head order "
+        f"(allowed error: {TOLERANCE[torch.float32]:.0e})"
     )
 
 

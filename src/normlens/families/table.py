@@ -107,8 +107,7 @@ def check_families(
                 progress(len(reports), len(chosen))
     except BrokenProcessPool as error:
         raise NormlensError(
-            f"the processes that check families must live: one of {count} was killed, perhaps for want of memory; run "
-            "again with fewer --workers"
+            f"one of {count} processes was killed, perhaps for lack of memory; run again with fewer --workers"
         ) from error
     return reports
 

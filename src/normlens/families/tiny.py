@@ -41,7 +41,7 @@ def tiny_model(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0
     """A tiny model of this type with random weights, in evaluation mode and with its own eager attention."""
     mapping = families().get(family)
     if mapping is None:
-        raise ModelError(f"a family is a model type of transformers' text mappings: {family!r} is none")
+        raise ModelError(f"{family!r} is no model type of transformers' text mappings")
     names = MAPPINGS[mapping][family]
     name = names if isinstance(names, str) else names[0]
     cls = getattr(transformers, name)

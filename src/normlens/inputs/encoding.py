@@ -57,12 +57,12 @@ class TextEncoder:
         """Encode one text (with its pair or its target)."""
         if self._two_sided and target is None:
             raise InputError(
-                "an encoder-decoder model reads a source and writes a target: no target was given; pass target=… "
-                "(--target on the shell), or generate=True to analyse what the model itself writes"
+                "target is missing for an encoder-decoder model; pass target=… (--target on the shell), or "
+                "generate=True to analyse what the model itself writes"
             )
         if not self._two_sided and target is not None:
             raise InputError(
-                "a target belongs to an encoder-decoder model: this one has one side; pass the text as a whole, or "
+                "target is for encoder-decoder models, this one has one side; pass the text as a whole, or "
                 "pair=… for a second segment"
             )
         prompt = self.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
@@ -81,8 +81,8 @@ class TextEncoder:
         """Encode the side that is read: a text, with its pair."""
         if self._tokenizer is None:
             raise InputError(
-                "a text needs a tokenizer: this lens has none; pass Lens(model, tokenizer), or tensors to analyze_inputs or "
-                "explain_inputs"
+                "this lens has no tokenizer; pass Lens(model, tokenizer), or tensors to analyze_inputs() or "
+                "explain_inputs()"
             )
         _check_text(text, "text", pretokenized)
         if pair is not None:
@@ -190,20 +190,20 @@ def as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[boo
     """Return True if one text was given, and all texts with their pairs and targets."""
     if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
         raise InputError(
-            f"a text must be a string, or a list of strings: got {type(text).__name__}; tensors go to analyze_inputs or "
-            "explain_inputs"
+            f"text must be a string or a list of strings, got {type(text).__name__}; tensors go to "
+            "analyze_inputs() or explain_inputs()"
         )
     single = isinstance(text, str) or (pretokenized and bool(text) and isinstance(text[0], str))
     texts = [text] if single else list(text)
     if not texts:
-        raise InputError("at least one text is needed: the list is empty; pass some")
+        raise InputError("the list of texts is empty")
     columns: list[list[Any]] = [texts]
     for what, given in (("pair", pair), ("target", target)):
         if isinstance(given, str) and not single:
-            raise InputError(f"a list of texts needs a list of {what}s: got one string for {len(texts)} texts")
+            raise InputError(f"{what} must be a list for a list of {len(texts)} texts, got one string")
         items = [None] * len(texts) if given is None else [given] if single else list(given)
         if len(items) != len(texts):
-            raise InputError(f"each text needs its {what}: {len(texts)} texts, {len(items)} {what}s")
+            raise InputError(f"got {len(texts)} texts and {len(items)} {what}s; each text needs its {what}")
         columns.append(items)
     return single, list(zip(*columns, strict=True))
 

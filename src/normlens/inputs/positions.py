@@ -60,8 +60,8 @@ class Positions:
             return self._known[shape]
         if site.kind != "cross" and queries != keys:
             raise InputError(
-                f"a pass is analysed as a whole, each position a query and a key: {site} has {queries} queries and {keys} "
-                "keys (are there states of an earlier pass among the inputs?); pass the whole sequence and leave them out"
+                f"{site} has {queries} queries and {keys} keys (are states of an earlier pass among the inputs?); "
+                "pass the whole sequence and leave them out"
             )
         by_query = self.target if self.two_sided and site.kind != "encoder" else self.source
         by_key = self.looked_at if site.kind == "cross" else by_query
@@ -70,8 +70,8 @@ class Positions:
             fits = mask is not None and tuple(mask.shape) == (batch, length)
             if mask is not None and not fits and not bool(mask.all()):
                 raise InputError(
-                    f"the padding mask must match the {axis} positions: it has shape {tuple(mask.shape)}, {site} has "
-                    f"{(batch, length)}; analyse these inputs one by one, without padding"
+                    f"the padding mask has shape {tuple(mask.shape)}, but {site} has {(batch, length)} {axis} "
+                    "positions; analyse these inputs one by one, without padding"
                 )
             found.append(mask if fits and mask is not None else torch.ones(batch, length, dtype=torch.bool))
         real_queries, real_keys = ([row.nonzero()[0].tolist() for row in mask.numpy()] for mask in found)

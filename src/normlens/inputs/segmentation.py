@@ -52,8 +52,7 @@ class Segmenter:
         starts = [i for i in range(len(with_specials)) if with_specials[i : i + len(alone)] == alone]
         if not alone or not starts:
             raise InputError(
-                "A tokenizer must turn 'x' into the same subwords with and without special tokens: this one does not; "
-                "is it the model's own?"
+                "this tokenizer turns 'x' into other subwords with special tokens than without; is it the model's own?"
             )
         #: Special tokens before and after every sentence: language code, CLS, EOS.
         self.prefix: tuple[int, ...] = tuple(with_specials[: starts[0]])

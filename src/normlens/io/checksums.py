@@ -64,7 +64,7 @@ def file_digest(path: AnyPath) -> str:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
-        raise InputError(f"a file must be readable: {path} is not ({error.strerror or error})") from error
+        raise InputError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
 def content_digest(path: Path) -> str:
@@ -109,7 +109,7 @@ def _files(folder: Path, skip: Collection[str] = ()) -> Iterator[tuple[str, Path
     try:
         found = sorted(folder.rglob("*"))
     except OSError as error:
-        raise InputError(f"a folder must be readable: {folder} is not ({error.strerror or error})") from error
+        raise InputError(f"{folder} cannot be read ({error.strerror or error})") from error
     for path in found:
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in skip:

@@ -41,7 +41,7 @@ def real(path: Path) -> Path:
 def refuse_existing(path: Path, remedy: str) -> None:
     """An output that exists is never replaced without being asked for; `remedy` says how to ask."""
     if os.path.lexists(path):
-        raise InputError(f"an output must not overwrite what exists: {path} does; choose another path, or {remedy}")
+        raise InputError(f"{path} exists; choose another path, or {remedy}")
 
 
 def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
@@ -53,7 +53,7 @@ def refuse_input(output: Path, inputs: Iterable[Path]) -> None:
             continue
         same = output.exists() and read.exists() and output.samefile(read)
         if same or (read.is_dir() and real(output).is_relative_to(real(read))):
-            raise InputError(f"an output must not be an input: {output} is read by this run; choose another path")
+            raise InputError(f"{output} is an input of this run; choose another path for the output")
 
 
 def check_outputs(
@@ -73,14 +73,14 @@ def check_outputs(
             refuse_existing(output, remedy)
         if is_there(output) and output.is_dir() != (output in folders):
             is_one, wanted = ("a file", "a folder") if output in folders else ("a folder", "a file")
-            raise InputError(f"the output must be writable: {output} is {is_one}, not {wanted}; choose another path")
+            raise InputError(f"{output} is {is_one}, not {wanted}; choose another path")
         if taken.setdefault(real(output), output) is not output:
-            raise InputError(f"every output has a place of its own: {output} is named twice; choose another path")
+            raise InputError(f"{output} is given for two different outputs; choose another path")
     for folder in folders:
         for read in inputs:
             if folder.is_dir() and os.path.lexists(read) and real(read).is_relative_to(real(folder)):
                 raise InputError(
-                    f"an output must not be an input: {read} lies in {folder}, which is written; choose another path"
+                    f"{read} is an input of this run and lies in {folder}, which is written; choose another path"
                 )
 
 
@@ -93,9 +93,7 @@ def check_place(output: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(
-            f"the output must be writable: {output} is not ({error.strerror}); choose another path"
-        ) from error
+        raise InputError(f"{output} cannot be written ({error.strerror}); choose another path") from error
 
 
 @contextmanager
@@ -115,8 +113,7 @@ def locked(folder: AnyPath, what: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
-                f"a place holds one {what} at a time: another process is at work in {folder}; wait for it, or choose "
-                "another --out"
+                f"{folder} is locked by another normlens process ({what}); wait for it, or choose another --out"
             ) from error
         except OSError:  # a file system without locks
             pass
@@ -164,7 +161,7 @@ def writable_folder(path: AnyPath) -> AnyPath:
         if isinstance(path, Path) and not isinstance(error, OSError):
             raise
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(f"the output folder must be writable: {path} is not ({reason}); choose another") from error
+        raise InputError(f"the output folder {path} cannot be written ({reason}); choose another") from error
 
 
 @contextmanager
@@ -367,8 +364,8 @@ def _writable(target: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"the output must be writable: {target} is not ({error.strerror or error}); what was there before is "
-            "untouched; make room or choose another path, then run the same command again"
+            f"{target} cannot be written ({error.strerror or error}); what was there before is untouched; make "
+            "room or choose another path, then run the same command again"
         ) from error
 
 

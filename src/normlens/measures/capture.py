@@ -132,7 +132,7 @@ class Capture:
             except (KeyError, IndexError, TypeError):
                 tensor = None
             if not isinstance(tensor, Tensor):
-                raise AnatomyError(f"a tensor is read at the {place}: nothing stood there in this run")
+                raise AnatomyError(f"no tensor was captured at the {place} in this run")
             self._record(n, place, tensor)
 
     def _record_inside(self, place: TensorRef, tensor: Tensor) -> None:
@@ -174,8 +174,8 @@ class Capture:
         if n is None or module is not sites[n].attention:
             expected = "nothing" if n is None else sites[n].path
             raise AnatomyError(
-                f"every run must call attention in the order that was read: call {call + 1} of {self._anatomy.family!r} "
-                f"came from {type(module).__name__} instead of {expected}"
+                f"attention call {call + 1} of {self._anatomy.family!r} came from {type(module).__name__} instead "
+                f"of {expected}, which the trace has there"
             )
         return n
 

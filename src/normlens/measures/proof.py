@@ -72,9 +72,9 @@ class Subject:
     def fail(self, what: str, error: float) -> DecompositionError:
         """The error for a failed proof."""
         return DecompositionError(
-            f"the parts must rebuild what the model computed: in {self.family!r}, {self.site}, module {self.module}, "
-            f"the {what} is off by {error:.2g} (allowed: {self.tolerance:.0e}); nothing is returned, since it would be "
-            "wrong. Please report the model's family and versions"
+            f"the {what} rebuilt from its parts differs from the model's by {error:.2g} (allowed: "
+            f"{self.tolerance:.0e}) in {self.family!r}, {self.site}, module {self.module}; no result is returned; "
+            "please report the model's family and versions"
         )
 
 
@@ -565,9 +565,9 @@ def check_output(
     if calls is None or [t.shape for t in calls[0]] != [t.shape for t in calls[1]]:
         here, there = ([tuple(t.shape) for t in tensors] for tensors in calls or ((), ()))
         raise DecompositionError(
-            f"the analysed pass must be the user's: when {subject.family!r} is called, its {subject.module} gives tensors "
-            f"of shape {there}, and on the inputs alone {here} (is a prompt or a prefix put in front of them?); merge it "
-            "into the model, or hand the inner model to Lens"
+            f"{subject.module} of {subject.family!r} gives tensors of shape {there} when the model is called, and "
+            f"{here} on the inputs alone (is a prompt or a prefix put in front of them?); merge it into the "
+            "model, or pass the inner model to Lens()"
         )
     difference = whole = 0.0
     for ours, theirs in zip(*calls, strict=True):
@@ -578,7 +578,7 @@ def check_output(
     error = float((difference / max(whole, 1e-60)) ** 0.5)
     if not error <= subject.tolerance:
         raise DecompositionError(
-            f"the model must compute the same under capture as when it is called: {subject.family!r} differs by "
-            f"{error:.2g} (allowed: {subject.tolerance:.0e}); nothing is returned, since it would describe another model"
+            f"the output of {subject.family!r} under capture differs from its own by {error:.2g} (allowed: "
+            f"{subject.tolerance:.0e}); no result is returned, since it would describe another model"
         )
     return error

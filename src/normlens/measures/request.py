@@ -165,7 +165,7 @@ def _measures_of(anatomy: Anatomy, measures: Sequence[str] | None) -> tuple[str,
 
 def _check_words(words: WordMode | None, mixed: Sequence[str]) -> None:
     if words is not None and words not in WORD_MODES:
-        raise InputError(f"words must be one of {', '.join(WORD_MODES)}, or None: got {words!r}")
+        raise InputError(f"words must be one of {', '.join(WORD_MODES)}, or None, got {words!r}")
     if words != "vectors":
         return
     for name in mixed:
@@ -178,7 +178,7 @@ def _check_words(words: WordMode | None, mixed: Sequence[str]) -> None:
 
 def _check_precision(anatomy: Anatomy, precision: Precision) -> None:
     if precision not in _DTYPES:
-        raise InputError(f"precision must be one of {', '.join(_DTYPES)}: got {precision!r}")
+        raise InputError(f"precision must be one of {', '.join(_DTYPES)}, got {precision!r}")
     if precision == "float32":
         return
     for device in {next(site.attention.parameters()).device for site in anatomy.sites}:
@@ -227,14 +227,14 @@ def _chosen_sites(anatomy: Anatomy, layers: Sequence[int] | None, kinds: Sequenc
     if kinds is not None:
         for kind in kinds:
             if kind not in anatomy.kinds:
-                raise InputError(f"a site must be one of {', '.join(anatomy.kinds)} for this model: got {kind!r}")
+                raise InputError(f"sites must be among {', '.join(anatomy.kinds)} for this model, got {kind!r}")
     chosen = [site for site in anatomy.sites if kinds is None or site.kind in kinds]
     if layers is None:
         return tuple(chosen)
     valid = sorted({site.layer for site in chosen})
     for layer in layers:
         if layer not in valid:
-            raise InputError(f"a layer must be one of {_ranges(valid)}: got {layer!r} (layers count from 1)")
+            raise InputError(f"layers must be among {_ranges(valid)}, got {layer!r} (layers count from 1)")
     return tuple(site for site in chosen if site.layer in set(layers))
 
 
@@ -292,8 +292,9 @@ def check_fits(request: Request, lengths: Sequence[tuple[int, int]], batch_size:
     free = None if needed < _ALWAYS_THERE else available_bytes()
     if free is not None and needed > free:
         raise InputError(
-            f"the result must fit in memory: it takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
-            f"{_fewer(request)}, ask for ratios alone (measures=[], mixing=[…]), or take one site at a time with stream()"
+            f"the result takes {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
+            f"{_fewer(request)}, ask for ratios alone (measures=[], mixing=[…]), or take one site at a time with "
+            "stream()"
         )
     together = sorted(lengths, key=max)[-batch_size:]
     padded = max(source for source, _ in together), max(target for _, target in together)
@@ -301,9 +302,8 @@ def check_fits(request: Request, lengths: Sequence[tuple[int, int]], batch_size:
         free = free_bytes(device)
         if free is not None and needed > free:
             raise InputError(
-                f"a batch must fit on its device: {len(together)} sequences of {max(padded)} positions take "
-                f"{needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free on {device}; lower batch_size, or "
-                f"{_fewer(request)}"
+                f"{len(together)} sequences of {max(padded)} positions take {needed / 2**20:.1f} MiB and "
+                f"{free / 2**20:.1f} MiB are free on {device}; lower batch_size, or {_fewer(request)}"
             )
 
 

@@ -141,8 +141,8 @@ class SiteMeasuring:
         unknown = {id(site) for site in request.sites} - {id(site) for site in anatomy.sites}
         if unknown:
             raise AnatomyError(
-                f"sites must be those of the model as it is: {len(unknown)} of {len(request.sites)} were read before "
-                f"{anatomy.family!r} changed, or on other inputs; make the request again"
+                f"{len(unknown)} of {len(request.sites)} requested sites were read before {anatomy.family!r} "
+                "changed, or on other inputs; make the request again"
             )
         self._model, self._anatomy, self._request = traced.body, anatomy, request
         self._positions, self._on_site = positions, on_site
@@ -157,8 +157,7 @@ class SiteMeasuring:
             self._model(**run_arguments(self._model, clone_inputs(dict(inputs))))
         for site in capture.open.values():
             raise AnatomyError(
-                f"every site must be seen in every run: {site.site} of {self._anatomy.family!r} was not "
-                f"(missing: {site.missing()})"
+                f"{site.site} of {self._anatomy.family!r} was not captured in this run (missing: {site.missing()})"
             )
 
     def measure_site(self, capture: SiteCapture) -> None:

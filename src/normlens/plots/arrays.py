@@ -23,18 +23,18 @@ LONGEST_LABEL = 16
 def arranged(array: xr.DataArray, dims: tuple[str, ...], function: str) -> xr.DataArray:
     """The array with exactly these dimensions in this order; others must have length 1 and become scalars."""
     if not isinstance(array, xr.DataArray):
-        raise InputError(f"{function} draws an xarray.DataArray; {type(array).__name__} arrived.")
+        raise InputError(f"{function}() needs an xarray.DataArray, got {type(array).__name__}")
     # Not squeezed: a map of one token has length 1 along the very axes that are drawn.
     slim = array.squeeze([dim for dim in array.dims if dim not in dims and array.sizes[dim] == 1])
     if set(slim.dims) != set(dims):
         raise InputError(
-            f"{function} draws an array with the axes {', '.join(dims)}; {_sizes(array)} arrived. "
-            "Choose one entry of every other axis, as in array.sel(layer=1)."
+            f"{function}() needs the axes {', '.join(dims)}, got {_sizes(array)}; choose one entry of every other "
+            "axis, as in array.sel(layer=1)"
         )
     if not all(slim.sizes.values()):
-        raise InputError(f"{function} draws at least one value along each axis; {_sizes(array)} arrived.")
+        raise InputError(f"{function}() needs at least one value along each axis, got {_sizes(array)}")
     if not (np.issubdtype(slim.dtype, np.floating) or np.issubdtype(slim.dtype, np.integer)):
-        raise InputError(f"{function} draws real numbers; an array of {slim.dtype} arrived.")
+        raise InputError(f"{function}() needs real numbers, got {slim.dtype}")
     return slim.transpose(*dims)
 
 
@@ -64,9 +64,7 @@ def numbering(array: xr.DataArray, axis: str, first: int = 1) -> list[int]:
 def shares_of_rows(values: np.ndarray) -> np.ndarray:
     """Each row divided by its sum, so that a row says how its total is shared out; an empty row is missing."""
     if np.nanmin(values) < 0:
-        raise InputError(
-            "row shares need values of at least zero; a difference arrived. Draw it with row_shares=False."
-        )
+        raise InputError("row shares need values of at least zero, got a difference; pass row_shares=False")
     totals = np.nansum(values, axis=-1, keepdims=True)
     shares: np.ndarray = np.divide(values, totals, out=np.full_like(values, np.nan), where=totals > 0)
     return shares
@@ -78,13 +76,13 @@ def without_diagonal(values: np.ndarray, diagonal: Diagonal, function: str) -> t
     Where the own part is drawn like the rest, the map stays as it is and there is nothing apart.
     """
     if diagonal not in ("shown", "faded", "hidden"):
-        raise InputError(f'diagonal is "shown", "faded" or "hidden"; {diagonal!r} arrived.')
+        raise InputError(f"diagonal must be shown, faded or hidden, got {diagonal!r}")
     if diagonal == "shown":
         return values, None
     if values.shape[-1] != values.shape[-2]:
         raise InputError(
-            f"{function} tells an own part from the rest where queries and keys are the same tokens; {values.shape[-2]} "
-            f'queries and {values.shape[-1]} keys arrived. Draw cross-attention with diagonal="shown".'
+            f"{function}() got {values.shape[-2]} queries and {values.shape[-1]} keys, which are not the same "
+            'tokens and have no diagonal; pass diagonal="shown"'
         )
     own = np.eye(values.shape[-1], dtype=bool)
     if own.size == 1 or not np.isfinite(np.where(own, np.nan, values)).any():
@@ -103,14 +101,13 @@ def chosen_layers(available: list[int], layers: Iterable[int] | str | None, most
         return [available[int(place + 0.5)] for place in places]
     if isinstance(layers, str):
         if layers != "all":
-            raise InputError(f'layers is a list of layer numbers or "all"; {layers!r} arrived.')
+            raise InputError(f'layers must be a list of layer numbers or "all", got {layers!r}')
         return available
     wanted = [int(layer) for layer in layers]
     unknown = [layer for layer in wanted if layer not in available]
     if unknown or not wanted:
         raise InputError(
-            f"the layers to draw must be among {', '.join(map(str, available))}; "
-            f"{', '.join(map(str, unknown)) or 'none'} arrived."
+            f"layers must be among {', '.join(map(str, available))}, got {', '.join(map(str, unknown)) or 'none'}"
         )
     return wanted
 

@@ -105,12 +105,12 @@ def scatter(
     sample = tokens if table == "tokens" or not {x, y} <= set(pairs.columns) else pairs
     for name in (x, y):
         if name not in sample.columns:
-            raise InputError(f"a sample holds what was measured: {name!r} is none of {', '.join(sample.columns)}")
+            raise InputError(f"{name!r} is not in the sample, which has {', '.join(sample.columns)}")
     sample = sample.dropna(subset=[x, y]).iloc[:points]  # rows stand in random order
     across, up = sample[x].to_numpy(dtype=np.float64), sample[y].to_numpy(dtype=np.float64)
     positive = across[across > 0]
     if not positive.size:
-        raise InputError(f"points stand over a logarithmic axis: no sampled value of {x!r} is above zero")
+        raise InputError(f"no sampled value of {x!r} is above zero, which a logarithmic axis needs")
     sizes = sample["category"].value_counts()
     clouds = []
     for style, category in zip(category_styles([str(name) for name in sizes.index]), sizes.index, strict=True):
@@ -144,7 +144,7 @@ def relative(result: CorpusResult, quantity: str = "alpha", *, site: str | None 
     rows = result.relative
     rows = rows[(rows["quantity"] == quantity) & (rows["site"] == (site or rows["site"].iloc[0]))]
     if rows.empty:
-        raise InputError(f"means by relative position are kept for what was asked: {quantity!r} is not among them")
+        raise InputError(f"the run kept no means by relative position of {quantity!r}")
     # The outermost bins hold everything beyond them, so they are no single position.
     farthest = int(rows["offset"].max())
     rows = rows[rows["offset"].abs() <= min(reach, farthest - 1)]
@@ -175,7 +175,7 @@ def histogram(result: CorpusResult, quantity: str, *, layer: int | None = None, 
         rows = rows[rows["layer"] == layer]
     rows = rows[(rows["low"] > 2.0**-64) & (rows["high"] < 2.0**64)]  # not the open bins at either end
     if rows.empty:
-        raise InputError(f"histograms are kept for what was asked: {quantity!r} is not among them")
+        raise InputError(f"the run kept no histogram of {quantity!r}")
     # Bins of one width per octave, whatever the grid: four of them, so that small categories are not all noise.
     step = np.floor(4 * np.log2(rows["low"].to_numpy()) + 1e-9).astype(int)
     first, bins = int(step.min()), int(step.max() - step.min()) + 1

@@ -45,7 +45,7 @@ def plot_estimates(
         The figure.
     """
     if not panels or not rows:
-        raise InputError("a picture of estimates needs at least one column and one row: there is none")
+        raise InputError("there is no column or no row to draw")
     across = min(4, len(panels))
     down = math.ceil(len(panels) / across)
     figure = new_figure(label_inches(list(rows.values()), BODY) + across * 1.85, down * (0.19 * len(rows) + 0.9))

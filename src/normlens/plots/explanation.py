@@ -63,13 +63,13 @@ def plot_explanation(
         The figure.
     """
     if not width >= 2.5:
-        raise InputError(f"a figure of an explanation is at least 2.5 inches wide; {width} arrived. Give it more room.")
+        raise InputError(f"width must be at least 2.5 inches, got {width}")
     chosen = _OneStep(explanation, step)
     sides = {kind: chosen.tokens(kind, words) for kind, terms in explanation.sites.items() if "tokens" in terms}
     total = sum(len(side.values) for side in sides.values())
     if total > MOST_TOKENS:
         raise InputError(
-            f"a figure holds at most {MOST_TOKENS} tokens; {total} arrived. Look at them with show(), or draw fewer."
+            f"the explanation has {total} tokens, a figure holds at most {MOST_TOKENS}; use show(), or draw fewer"
         )
     scale = _signed_scale([side.values for side in sides.values()])
     lines = {kind: side.lines(width - 0.2) for kind, side in sides.items()}
@@ -134,7 +134,7 @@ class _OneStep:
         stepwise = np.ndim(explanation.value) > 0
         if step is not None and not (stepwise and 1 <= step <= count):
             given = f"1 to {count}" if stepwise else "none"
-            raise InputError(f"a step is one of the explanation's ({given}); {step} arrived. Leave it out to add them.")
+            raise InputError(f"step must be one of {given}, got {step}; leave it out to add all steps")
         self._explanation, self._step = explanation, step
         values = np.atleast_1d(np.asarray(explanation.value, dtype=np.float64))
         value = float(values.sum() if step is None else values[step - 1])

@@ -25,6 +25,7 @@ from normlens.plots.text import families, printable
 
 #: Dots per inch of a saved PNG.
 RESOLUTION = 300
+_KINDS = (".png", ".svg", ".pdf")
 PROVENANCE = "normlens-provenance"
 
 P = ParamSpec("P")
@@ -91,37 +92,43 @@ def provenance_of(figure: Figure) -> str:
     return next((str(text.get_label()) for text in figure.texts if text.get_gid() == PROVENANCE), "")
 
 
-def save_figure(figure: Figure, path_without_suffix: str | os.PathLike[str]) -> list[Path]:
-    """Write `<path>.png` and `<path>.svg` and return both paths.
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+    """Write a figure to files, which are drawn in memory first and take their places when complete.
 
-    Both are drawn in memory first and take their places when complete, so a failure leaves neither half a file nor a
-    changed old one. The SVG carries no date; the provenance line is also in both files' metadata.
+    Args:
+        figure: The figure.
+        path: A name that ends in `.png`, `.svg` or `.pdf`; any other name gets a PNG and an SVG.
+
+    Returns:
+        The files. They carry no date; the provenance line is also in their metadata.
     """
-    base = Path(path_without_suffix)
+    base = Path(path)
     if not base.name:
-        raise InputError(
-            f"a figure needs a file name; {str(path_without_suffix)!r} arrived. Give a name without suffix."
-        )
-    # Not with_suffix: "bert.layer5" is a whole name, not one with the suffix ".layer5".
-    paths = {kind: base.with_name(f"{base.name}.{kind}") for kind in ("png", "svg")}
-    taken = next((path for path in paths.values() if path.is_dir()), None)
+        raise InputError(f"a file name is missing, got {str(path)!r}")
+    if base.suffix.lower() in _KINDS:
+        paths = {base.suffix[1:].lower(): base}
+    else:  # not with_suffix: "bert.layer5" is a whole name
+        paths = {kind: base.with_name(f"{base.name}.{kind}") for kind in ("png", "svg")}
+    taken = next((file for file in paths.values() if file.is_dir()), None)
     if taken is not None or not base.parent.is_dir():
         what = f"{taken} is a folder itself" if taken else f"{base.parent} is none"
-        raise InputError(f"figures are written as files into a folder that exists; {what}. Choose another name.")
+        raise InputError(f"the figure cannot be written: {what}; choose another name")
     with house_style(), _laid_out(figure):
-        contents = {path: _drawn(figure, kind) for kind, path in paths.items()}
+        contents = {file: _drawn(figure, kind) for kind, file in paths.items()}
     with ExitStack() as stack:
-        for path, content in contents.items():
-            stack.enter_context(atomic_write(path)).write(content)
+        for file, content in contents.items():
+            stack.enter_context(atomic_write(file)).write(content)
     return list(contents)
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:
     metadata: dict[str, Any] = {}
     if provenance_of(figure):
-        metadata["Description"] = provenance_of(figure)
+        metadata["Subject" if kind == "pdf" else "Description"] = provenance_of(figure)
     if kind == "svg":
         metadata["Date"] = None
+    if kind == "pdf":
+        metadata["CreationDate"] = None
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor="white")
     return buffer.getvalue()

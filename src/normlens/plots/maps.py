@@ -32,8 +32,8 @@ from normlens.plots.figure import add_colour_bar, add_provenance, in_house_style
 from normlens.plots.style import FINE, INK, NOTE, Scale, greys, scale_of, short
 from normlens.plots.text import printable
 
-#: More rows than this do not fit a page; the rest are drawn with `layers=`.
-MOST_LAYERS = 6
+#: More rows than this do not fit a page; the figure says so, and `layers="all"` draws the rest.
+MOST_LAYERS = 12
 Scaling = Literal["measure", "unit", "panel"]
 HeadScaling = Literal["shared", "panel"]
 
@@ -118,7 +118,7 @@ def plot_map(
     high: float | None = None,
     sqrt: bool = False,
     row_shares: bool = False,
-    diagonal: Diagonal = "shown",
+    diagonal: Diagonal | None = None,
     cross: bool = False,
     title: str | None = None,
     provenance: str | None = None,
@@ -131,7 +131,7 @@ def plot_map(
         high: The upper end of the scale, to compare two figures; by default the largest value, rounded up.
         sqrt: Colour by the square root, so that small values show beside large ones.
         row_shares: Divide each row by its sum.
-        diagonal: How self parts are drawn (see `plot_maps`).
+        diagonal: How self parts are drawn; by default as in `plot_maps`.
         cross: Label a map of cross-attention, which holds no residual.
         title: A title; by default the layer and head that the array was taken from.
         provenance: A small line at the bottom.
@@ -148,10 +148,12 @@ def plot_map(
         ['a', 'a']
     """
     array = arranged(array, ("query", "key"), "plot_map")
-    values = shares_of_rows(numbers(array)) if row_shares else numbers(array)
-    cells = Cells.of(values, diagonal, "plot_map")
-    scale = scale_of([cells.values], high, sqrt)
+    values = numbers(array)
+    if row_shares:
+        values = shares_of_rows(values)
     queries, keys = token_labels(array, "query"), token_labels(array, "key")
+    cells = Cells.of(values, diagonal or _usual_diagonal(queries, keys, cross), "plot_map")
+    scale = scale_of([cells.values], high, sqrt)
     cell = cell_inches(max(len(queries), len(keys)))
     if ax is None:
         width = 1.3 + label_inches(queries) + cell * len(keys)
@@ -159,6 +161,8 @@ def plot_map(
         ax = new_figure(max(width, 2.6), max(height, 2.2)).add_subplot()
     figure = ax.figure.figure
     assert isinstance(figure, Figure)
+    if figure.get_layout_engine() is None:  # labels and the colour bar of given axes would lie over their neighbours
+        figure.set_layout_engine("constrained")
     image = cells.draw(ax, scale)
     ax.set_aspect("equal", adjustable="box", anchor="NW")
     ax.set_xlabel(_axis_name("key", label_tokens(ax, "x", keys, cell)))
@@ -169,6 +173,11 @@ def plot_map(
     add_colour_bar(figure, image, ax, scale, label, "right", 6)
     add_provenance(figure, provenance)
     return figure
+
+
+def _usual_diagonal(queries: Sequence[str], keys: Sequence[str], cross: bool) -> Diagonal:
+    """Self parts are faded, since they outweigh the rest; where queries and keys are different tokens there are none."""
+    return "shown" if cross or list(queries) != list(keys) else "faded"
 
 
 def _selection(array: xr.DataArray) -> str:
@@ -189,7 +198,7 @@ def plot_maps(
     scale: Scaling = "measure",
     sqrt: bool = False,
     row_shares: bool = False,
-    diagonal: Diagonal = "shown",
+    diagonal: Diagonal | None = None,
     cross: bool = False,
     provenance: str | None = None,
     figure: Figure | None = None,
@@ -199,14 +208,14 @@ def plot_maps(
     Args:
         dataset: The arrays of one kind of site (`analysis.sites["encoder"]`).
         measures: Names of maps of the dataset; by default all that it holds.
-        layers: Layer numbers or `"all"`; by default at most six, evenly spaced.
+        layers: Layer numbers or `"all"`; by default at most twelve, evenly spaced.
         scale: `"measure"`: from 0 to the largest value drawn, rounded up; one scale for each norm, one for all weights
             together. `"unit"`: the same, but weights (and row shares) from 0 to 1. `"panel"`: every map from 0 to its
             own largest value, which stands above it.
         sqrt: Colour by the square root, so that small values show beside large ones.
         row_shares: Divide each row by its sum: the share of each key in all contributions to a query.
-        diagonal: How self parts are drawn: `"shown"` like the rest, `"faded"` in grey and outside the scale, or
-            `"hidden"`.
+        diagonal: How self parts are drawn: `"faded"` in grey and outside the scale (the default in self-attention),
+            `"shown"` like the rest, or `"hidden"`.
         cross: Label the maps of cross-attention, which hold no residual.
         provenance: A small line at the bottom.
         figure: A figure to draw on; by default a new one.
@@ -215,12 +224,14 @@ def plot_maps(
         The figure.
     """
     if scale not in ("measure", "unit", "panel"):
-        raise InputError(f'scale is "measure", "unit" or "panel"; {scale!r} arrived.')
+        raise InputError(f"scale must be measure, unit or panel, got {scale!r}")
     arrays = _named_maps(dataset, measures)
     names = list(arrays)
     some = arrays[names[0]]
     available = numbering(some, "layer")
     drawn = chosen_layers(available, layers, MOST_LAYERS)
+    queries, keys = token_labels(some, "query"), token_labels(some, "key")
+    diagonal = diagonal or _usual_diagonal(queries, keys, cross)
     cells: dict[str, list[Cells]] = {}
     for name, array in arrays.items():
         values = numbers(array)
@@ -228,7 +239,6 @@ def plot_maps(
             values = shares_of_rows(values)
         cells[name] = [Cells.of(values[available.index(layer)], diagonal, "plot_maps") for layer in drawn]
     scales = _scales(cells, scale, sqrt, row_shares)
-    queries, keys = token_labels(some, "query"), token_labels(some, "key")
     cell = _panel_inches(max(len(queries), len(keys))) / max(len(queries), len(keys))
     figure = figure or new_figure(
         0.7 + label_inches(queries) + len(names) * (cell * len(keys) + 0.15),
@@ -257,6 +267,8 @@ def plot_maps(
     for row, layer in enumerate(drawn):
         step = label_tokens(grid[row][0], "y", queries, cell)
         grid[row][0].set_ylabel(f"layer {layer}\n{_axis_name('query', step)}")
+    if layers is None and len(drawn) < len(available):
+        add_provenance(figure, f"{len(drawn)} of {len(available)} layers are drawn")
     add_provenance(figure, provenance)
     return figure
 
@@ -270,8 +282,8 @@ def _named_maps(dataset: xr.Dataset, measures: Sequence[str] | None) -> dict[str
     unknown = [name for name in names if name not in dataset]
     if unknown or not names:
         raise InputError(
-            f"plot_maps draws maps that the dataset holds ({', '.join(map(str, dataset.data_vars)) or 'none'}); "
-            f"{', '.join(map(repr, unknown)) or 'no known map'} was asked for. Compute it first or leave it out."
+            f"the dataset holds {', '.join(map(str, dataset.data_vars)) or 'none'}, got "
+            f"{', '.join(map(repr, unknown)) or 'no known map'}; compute it first, or leave it out"
         )
     arrays = {}
     for name in names:
@@ -334,9 +346,9 @@ def plot_heads(
         The figure.
     """
     if scale not in ("shared", "panel"):
-        raise InputError(f'scale is "shared" or "panel"; {scale!r} arrived.')
+        raise InputError(f"scale must be shared or panel, got {scale!r}")
     if scale == "panel" and high is not None:
-        raise InputError('a common upper end contradicts scale="panel"; leave out high or the scale.')
+        raise InputError('high and scale="panel" exclude each other; leave out one')
     if isinstance(array, xr.DataArray) and "layer" not in array.dims:
         array = array.expand_dims("layer")
     array = arranged(array, ("layer", "head", "query", "key"), "plot_heads")

@@ -61,7 +61,7 @@ def plot_points(
         The figure.
     """
     if not clouds or not all(len(cloud.x) for cloud in clouds):
-        raise InputError("a cloud needs at least one point: one of these has none")
+        raise InputError("a cloud has no points")
     tops = [cloud.top or top or round_up(float(np.quantile(cloud.y, 0.999))) for cloud in clouds]
     if shared:
         tops = [max(tops)] * len(tops)

@@ -75,9 +75,9 @@ def plot_series(
     for panel in panels:
         for curve in panel.curves:
             if len(curve.values) != len(panel.along(places)):
-                raise InputError("each curve needs one value per place on the x axis: some have more or fewer")
+                raise InputError("a curve has more or fewer values than the x axis has places")
     if not panels:
-        raise InputError("each curve needs one value per place on the x axis: there is no panel")
+        raise InputError("there is no panel to draw")
     tops = [_top(panel) for panel in panels]
     across = min(ACROSS, len(panels))
     down = math.ceil(len(panels) / across)
@@ -102,7 +102,7 @@ def _top(panel: Curves) -> float:
     values = np.concatenate([curve.values for curve in panel.curves])
     finite = values[np.isfinite(values)]
     if not finite.size:
-        raise InputError(f"a panel needs at least one finite value: {panel.title!r} has none")
+        raise InputError(f"panel {panel.title!r} has no finite value")
     return round_up(max(float(finite.max()), panel.level or 0.0))
 
 

@@ -138,11 +138,9 @@ def scale_of(values: Sequence[np.ndarray], high: float | None = None, sqrt: bool
     flat = np.concatenate([np.ravel(part) for part in values])
     finite = flat[np.isfinite(flat)]
     if finite.size == 0:
-        raise InputError("a picture needs at least one finite value; all that arrived are missing. Check the analysis.")
+        raise InputError("there is no finite value to draw; check the analysis")
     if high is not None and not (math.isfinite(high) and high > 0):
-        raise InputError(
-            f"the upper end of a scale must be a positive number; {high!r} arrived. Leave it out for the maximum."
-        )
+        raise InputError(f"high must be a positive number, got {high!r}; leave it out for the maximum")
     reach = float(np.abs(finite).max())
     end = round_up(reach) if high is None else float(high)
     low = -end if float(finite.min()) < 0 else 0.0
@@ -219,17 +217,24 @@ def category_style(name: str) -> Style:
 
 
 def category_styles(names: Sequence[str]) -> list[Style]:
-    """The styles of categories side by side: known ones as everywhere, each of the caller's own unlike any of them."""
-    known = {style.colour for style in CATEGORY_STYLES.values()}
-    spare = [(colour, marker) for colour, marker in _NUMBERED if colour not in known]
+    """Return the styles of categories side by side; no two have the same colour, marker and line.
+
+    >>> styles = category_styles([f"tag {number}" for number in range(30)])
+    >>> len({(style.colour, style.marker, style.dashed) for style in styles})
+    30
+    """
+    used = {CATEGORY_STYLES[name].colour for name in names if name in CATEGORY_STYLES}
+    colours = [colour for colour, _ in _NUMBERED if colour not in used] or [GREY]
+    markers = [marker for _, marker in _NUMBERED]
     styles: list[Style] = []
     own = 0
     for name in names:
         if name in CATEGORY_STYLES:
             styles.append(CATEGORY_STYLES[name])
             continue
-        colour, marker = spare[own % len(spare)]
-        styles.append(Style(name, colour, marker, dashed=own >= len(spare)))
+        turn, place = divmod(own, len(colours))
+        marker = markers[(place + turn) % len(markers)]
+        styles.append(Style(name, colours[place], marker, dashed=turn % 2 == 1))
         own += 1
     return styles
 

@@ -48,7 +48,7 @@ def plot_head_tables(
         The figure.
     """
     if not tables or any(table.values.shape[0] != len(layers) for table in tables):
-        raise InputError("each table needs one row per layer: some have more or fewer")
+        raise InputError("a table has more or fewer rows than there are layers")
     columns = max(table.values.shape[1] for table in tables)
     names = [str(column + 1) for column in range(columns)] if heads is None else list(heads)
     cell = 0.28 if any(table.number for table in tables) else min(0.19, max(0.1, 2.3 / columns))

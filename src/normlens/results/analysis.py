@@ -18,8 +18,10 @@ from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
 from normlens.measures.table import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, no_self_part
 from normlens.provenance import references
+from normlens.results.base import Result, array_rows, tidy
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console, RenderableType
     from torch import Tensor
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis:
+class Analysis(Result):
     """The analysis of one sequence by one model.
 
     >>> import normlens
@@ -53,23 +55,13 @@ class Analysis:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def site(self, kind: str) -> SiteAnalysis:
-        """The results of one kind of site: `encoder`, `decoder` or `cross`."""
-        if kind not in self.sites:
-            raise InputError(f"a site must be one of {', '.join(self.sites)} for this model: got {kind!r}")
-        return SiteAnalysis(kind, self.sites[kind])
+        """Return the results of one kind of site: `encoder`, `decoder` or `cross`."""
+        return SiteAnalysis(self._checked_kind(kind), self.sites[kind])
 
     @property
-    def _only(self) -> SiteAnalysis:
-        if len(self.sites) != 1:
-            raise InputError(
-                f"this model has several kinds of site ({', '.join(self.sites)}): choose one, as in "
-                f"analysis.site({list(self.sites)[-1]!r})[name]"
-            )
-        return self.site(next(iter(self.sites)))
-
-    def __getitem__(self, name: str) -> xr.DataArray:
-        """A measure by its name, for models with one kind of site."""
-        return self._only[name]
+    def tokens(self) -> list[str]:
+        """The tokens of the text; of an encoder-decoder model, those of the source."""
+        return self.site(next(iter(self.sites))).key_tokens
 
     def mixing_ratio(self, name: str = "attnresln_n") -> xr.DataArray:
         """The mixing ratio of a map (layer, query), for models with one kind of site."""
@@ -114,29 +106,17 @@ class Analysis:
     # ---- tables and other forms ----------------------------------------------------------------------------------
 
     def to_frame(self, measures: Sequence[str] | None = None) -> pd.DataFrame:
-        """A tidy table: one row per number, with site, measure, layer, head, positions, tokens and value."""
+        """Return a tidy table: one row per number, with site, measure, layer, head, positions, tokens and value."""
         frames = []
         for kind, dataset in self.sites.items():
-            for name in measures if measures is not None else [str(n) for n in dataset.data_vars]:
+            for name in measures if measures is not None else map(str, dataset.data_vars):
                 if name in dataset:
-                    frame = dataset[name].to_dataframe(name="value").reset_index()
-                    frame.insert(0, "measure", name)
-                    frame.insert(0, "site", kind)
-                    frames.append(frame)
+                    frames.append(array_rows(dataset[name], site=kind, measure=name))
         if not frames:
-            raise InputError(f"a table needs measures that were kept ({', '.join(self.measures)}): got {measures}")
-        table = pd.concat(frames, ignore_index=True)
-        order = ["site", "measure", "layer", "head", "query", "query_token", "key", "key_token", "value"]
-        for column in ("layer", "head", "query", "key"):
-            if column in table:
-                table[column] = table[column].astype("Int64")
-        return table[[column for column in order if column in table]]
-
-    def to_polars(self, measures: Sequence[str] | None = None) -> Any:
-        """The table of `to_frame` as a polars DataFrame; needs polars and pyarrow."""
-        import polars
-
-        return polars.from_pandas(self.to_frame(measures))
+            raise InputError(
+                f"measures must be among those that were kept ({', '.join(self.measures)}), got {measures}"
+            )
+        return tidy(frames)
 
     def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
         """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
@@ -161,7 +141,32 @@ class Analysis:
         from normlens.viewer.display import show
         from normlens.viewer.page_data import analysis_page
 
-        return show(analysis_page(self, span=span, heads=heads), view)
+        return show(analysis_page(self, span=span, heads=heads), view, self._still)
+
+    def plot(self, measure: str | None = None, *, layer: int | None = None, site: str | None = None) -> Figure:
+        """Draw maps for a paper; `normlens.plots.save_figure` writes the figure.
+
+        Args:
+            measure: A map; by default all maps that were kept, side by side.
+            layer: One layer at full size; by default all layers.
+            site: The kind of site; by default the only one.
+
+        Returns:
+            A matplotlib figure.
+        """
+        from normlens.plots.maps import plot_map, plot_maps
+
+        chosen = self._only if site is None else self.site(site)
+        cross = chosen.kind == "cross"
+        line = self.provenance_line()
+        if layer is not None:
+            array = chosen[measure or "attnresln_n"]
+            if layer not in array["layer"]:
+                layers = ", ".join(map(str, array["layer"].values))
+                raise InputError(f"layer must be one of {layers}, got {layer}")
+            return plot_map(array.sel(layer=layer), cross=cross, provenance=line)
+        names = None if measure is None else [measure]
+        return plot_maps(chosen.dataset, names, cross=cross, provenance=line)
 
     def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
         """Write the viewer as one HTML file that opens offline."""
@@ -181,15 +186,9 @@ class Analysis:
         return {MEASURES["attnresln_n"].paper} if mixed else set()
 
     def provenance_line(self) -> str:
-        """One line that says where the numbers come from."""
-        model = self.provenance.get("model", {})
-        versions = self.provenance.get("versions", {})
+        """Return one line that says where the numbers come from."""
         words = f", words: {self.provenance['words']}" if self.provenance.get("words") else ""
-        return (
-            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}{words}) · "
-            f"normlens {versions.get('normlens', '?')}, transformers {versions.get('transformers', '?')}, "
-            f"torch {versions.get('torch', '?')} · proof {self.max_proof_error:.0e}"
-        )
+        return f"{self._model_line(words)} · proof {self.max_proof_error:.0e}"
 
     def __sub__(self, other: Analysis) -> Analysis:
         """The difference of two analyses of the same text, such as before and after fine-tuning."""
@@ -199,6 +198,15 @@ class Analysis:
         from normlens.results.tables import analysis_tables
 
         return analysis_tables(self)
+
+    def _still(self) -> Figure:
+        """A picture for where no script runs."""
+        return self.plot(site=list(self.sites)[-1])
+
+    def _repr_html_(self) -> str:
+        from normlens.viewer.inline_text import analysis_html
+
+        return analysis_html(self)
 
     def __repr__(self) -> str:
         sizes = "; ".join(f"{kind}: {dict(dataset.sizes)}" for kind, dataset in self.sites.items())
@@ -223,19 +231,17 @@ class SiteAnalysis:
     def __getitem__(self, name: str) -> xr.DataArray:
         """A measure by its name."""
         if name not in MEASURES:
-            raise InputError(f"a measure must be one of {', '.join(MEASURES)}: got {name!r}")
+            raise InputError(f"a measure must be one of {', '.join(MEASURES)}, got {name!r}")
         if name not in self.dataset:
             further = self.kind == "decoder" and MEASURES[name].reach != "block"
             where = "; where cross-attention follows in the layer, site('cross') has it" if further else ""
-            raise InputError(
-                f"a measure must have been asked for: {name!r} was not; call analyze(measures=[…, {name!r}]){where}"
-            )
+            raise InputError(f"{name!r} was not computed; call analyze(measures=[…, {name!r}]){where}")
         return self.dataset[name]
 
     def mixing_ratio(self, name: str = "attnresln_n") -> xr.DataArray:
         """The mixing ratio of a map, (layer, query)."""
         if name not in MAPS:
-            raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}: got {name!r}")
+            raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}, got {name!r}")
         if self.kind == "cross" and not MEASURES[name].crosses:
             raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
@@ -248,24 +254,24 @@ class SiteAnalysis:
         """
         if self.kind == "cross":
             raise InputError(
-                "rollout multiplies maps of a sequence onto itself: cross-attention leads from the target to the source; "
-                'roll out site("encoder") or site("decoder")'
+                'cross-attention has no rollout: it leads from the target to the source; use site("encoder") '
+                'or site("decoder")'
             )
         if name not in MAPS:
-            raise InputError(f"rollout multiplies one of the maps {', '.join(MAPS)}: got {name!r}")
+            raise InputError(f"rollout needs one of the maps {', '.join(MAPS)}, got {name!r}")
         return rollout(self[name], normalize=normalize)
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
         """The norm of the residual beside the source positions, (layer, query); cross-attention only."""
         if self.kind != "cross":
             raise InputError(
-                f"the residual stands beside the parts in cross-attention only: {self.kind} sites hold it on the diagonal"
+                f"{self.kind} sites hold the residual on the diagonal; residual_norm() is for cross-attention"
             )
         return self._kept(RESIDUAL, name, f"call analyze(measures=[{name!r}])")
 
     def _kept(self, prefix: str, name: str, remedy: str) -> xr.DataArray:
         if prefix + name not in self.dataset:
-            raise InputError(f"a quantity must have been asked for: that of {name!r} was not; {remedy}")
+            raise InputError(f"{name!r} was not computed; {remedy}")
         return self.dataset[prefix + name]
 
     @property
@@ -288,7 +294,8 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
     """`left - right`, number by number; both must be about the same tokens, layers and measures."""
     if set(left.sites) != set(right.sites):
         raise InputError(
-            f"two analyses are compared site by site: {', '.join(left.sites)} against {', '.join(right.sites)}"
+            f"analyses with different sites cannot be compared: {', '.join(left.sites)} against "
+            f"{', '.join(right.sites)}"
         )
     sites = {}
     for kind, dataset in left.sites.items():
@@ -297,20 +304,18 @@ def difference(left: Analysis, right: Analysis) -> Analysis:
             tokens, theirs = dataset[f"{axis}_token"].values.tolist(), other[f"{axis}_token"].values.tolist()
             if tokens != theirs:
                 raise InputError(
-                    f"two analyses are compared token by token: {len(tokens)} {axis} tokens against {len(theirs)}, or "
-                    "other ones; analyse the same text with the same tokenizer"
+                    f"the analyses have different tokens ({len(tokens)} {axis} tokens against {len(theirs)}); "
+                    "analyse the same text with the same tokenizer"
                 )
         common = [name for name in dataset.data_vars if name in other]
         if not any(name != PROOF for name in common):
-            raise InputError(
-                "two analyses are compared measure by measure: they have none in common; ask both for the same"
-            )
+            raise InputError("the analyses have no measure in common; ask both for the same")
         layers, theirs = dataset["layer"].values.tolist(), other["layer"].values.tolist()
         # Equal numbers are not enough: arithmetic would silently keep the layers that both have.
         if layers != theirs or any(dataset[name].shape != other[name].shape for name in common):
             raise InputError(
-                f"two analyses are compared layer by layer and head by head: layers {layers} against {theirs}, or heads "
-                "differ in number; analyse both with the same layers"
+                f"the analyses have different layers ({layers} against {theirs}) or numbers of heads; analyse "
+                "both with the same layers"
             )
         subtracted = dataset[common] - other[common]
         subtracted[PROOF] = np.maximum(dataset[PROOF], other[PROOF])
@@ -459,8 +464,8 @@ def rollout(maps: xr.DataArray, *, normalize: bool = True) -> xr.DataArray:
     """
     if set(maps.dims) != {"layer", "query", "key"} or maps.sizes["query"] != maps.sizes["key"]:
         raise InputError(
-            f"rollout multiplies maps of a sequence onto itself (layer, query, key): got {dict(maps.sizes)}; name a map of "
-            "the encoder or the decoder"
+            f"rollout needs maps of a sequence onto itself (layer, query, key), got {dict(maps.sizes)}; name a "
+            "map of the encoder or the decoder"
         )
     ordered = maps.sortby("layer") if "layer" in maps.coords else maps
     ordered = ordered.transpose("layer", "query", "key")

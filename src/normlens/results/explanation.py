@@ -19,6 +19,7 @@ from normlens.inputs.tokens import readable
 from normlens.io.writing import atomic_folder
 from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.provenance import references
+from normlens.results.base import Result, array_rows, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ class Proof:
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(Result):
     """The terms of one number that the model put out."""
 
     sites: Mapping[str, Mapping[str, xr.DataArray]]
@@ -76,23 +77,8 @@ class Explanation:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def site(self, kind: str) -> SiteExplanation:
-        """The terms of one side: `encoder`, `decoder`, or `cross` for the attention between them."""
-        if kind not in self.sites:
-            raise InputError(f"a site must be one of {', '.join(self.sites)} for this model: got {kind!r}")
-        return SiteExplanation(kind, self.sites[kind])
-
-    @property
-    def _only(self) -> SiteExplanation:
-        if len(self.sites) != 1:
-            raise InputError(
-                f"this explanation has several sites ({', '.join(self.sites)}): choose one, as in "
-                f"explanation.site({next(iter(self.sites))!r})[name]"
-            )
-        return self.site(next(iter(self.sites)))
-
-    def __getitem__(self, name: str) -> xr.DataArray:
-        """Terms by their name, for models with one side."""
-        return self._only[name]
+        """Return the terms of one side: `encoder`, `decoder`, or `cross` for the attention between them."""
+        return SiteExplanation(self._checked_kind(kind), self.sites[kind])
 
     @property
     def probability(self) -> Any:
@@ -145,35 +131,16 @@ class Explanation:
     # ---- tables and files ----------------------------------------------------------------------------------------
 
     def to_frame(self, parts: Sequence[str] | None = None) -> pd.DataFrame:
-        """A tidy table: one row per number, with site, part, step, layer, block, head, positions, tokens and value."""
+        """Return a tidy table: one row per number, with site, part, step, layer, block, head, positions, tokens, value."""
         frames = []
         for kind, arrays in self.sites.items():
-            for name in parts if parts is not None else list(arrays):
+            for name in parts if parts is not None else arrays:
                 if name in arrays:
-                    array = arrays[name]
-                    frame = (
-                        array.to_dataframe(name="value").reset_index()
-                        if array.ndim
-                        else pd.DataFrame({"value": [float(array)]})
-                    )
-                    frame.insert(0, "part", name)
-                    frame.insert(0, "site", kind)
-                    frames.append(frame)
+                    frames.append(array_rows(arrays[name], site=kind, part=name))
         if not frames:
             kept = sorted({name for arrays in self.sites.values() for name in arrays})
-            raise InputError(f"a table needs parts that were kept ({', '.join(kept)}): got {parts}")
-        table = pd.concat(frames, ignore_index=True)
-        order = ["site", "part", "step", "layer", "block", "head", "query", "query_token", "key", "key_token", "value"]
-        for column in ("step", "layer", "head", "query", "key"):
-            if column in table:
-                table[column] = table[column].astype("Int64")
-        return table[[column for column in order if column in table]]
-
-    def to_polars(self, parts: Sequence[str] | None = None) -> Any:
-        """The table of `to_frame` as a polars DataFrame; needs polars and pyarrow."""
-        import polars
-
-        return polars.from_pandas(self.to_frame(parts))
+            raise InputError(f"parts must be among those that were kept ({', '.join(kept)}), got {parts}")
+        return tidy(frames)
 
     def to_captum(self) -> list[Any]:
         """Captum's records for `captum.attr.visualization.visualize_text`, one for each step; needs captum."""
@@ -201,7 +168,7 @@ class Explanation:
         from normlens.viewer.display import show
         from normlens.viewer.explanation_page import explanation_page
 
-        return show(explanation_page(self), view)
+        return show(explanation_page(self), view, self.plot)
 
     def save_html(self, path: str | Path) -> Path:
         """Write the viewer as one HTML file that opens offline."""
@@ -234,13 +201,8 @@ class Explanation:
         return f"attention={record.get('attention', '?')}, baseline={record.get('baseline', 'zero')}"
 
     def provenance_line(self) -> str:
-        """One line that says where the numbers come from."""
-        model, versions = self.provenance.get("model", {}), self.provenance.get("versions", {})
-        return (
-            f"{model.get('name', '?')} ({model.get('family', '?')}, {model.get('dtype', '?')}), {self._rule} · normlens "
-            f"{versions.get('normlens', '?')}, transformers {versions.get('transformers', '?')}, torch "
-            f"{versions.get('torch', '?')} · gap {self.proof.gap:.0e}"
-        )
+        """Return one line that says where the numbers come from."""
+        return f"{self._model_line(f', {self._rule}')} · gap {self.proof.gap:.0e}"
 
     def cite(self) -> str:
         """BibTeX of the papers behind the terms, and a line on how they were made."""
@@ -275,8 +237,8 @@ class SiteExplanation:
         """Terms by their name."""
         if name not in self.arrays:
             raise InputError(
-                f"terms must be of this site and have been kept: {name!r} is not among {', '.join(self.arrays)}; ask for "
-                f"parts with parts=[…], one of {', '.join(PARTS)}"
+                f"{name!r} is not among the kept parts ({', '.join(self.arrays)}); ask for it with parts=[…], one "
+                f"of {', '.join(PARTS)}"
             )
         return self.arrays[name]
 
@@ -308,7 +270,7 @@ class SiteExplanation:
         array = self[name]
         if "key" not in array.dims:
             raise InputError(
-                f"only terms with positions are added over them: {name!r} has {', '.join(map(str, array.dims))}"
+                f"{name!r} has the axes {', '.join(map(str, array.dims))}, none of them positions to add over"
             )
         moved = array.transpose(..., "key")
         values = np.stack([moved.values[..., group].sum(-1) for group in groups], -1)
@@ -357,19 +319,15 @@ def is_explanation(path: str | Path) -> bool:
 def open_explanation(path: str | Path) -> Explanation:
     """The explanation that `save` wrote to this folder."""
     if not is_explanation(path):
-        raise InputError(f"a saved explanation is a Zarr folder that `save` wrote: {path} is none; check the path")
+        raise InputError(f"{path} is no saved explanation; check the path")
     tree = read_tree(Path(path), "a saved explanation")
     try:
         record = json.loads(tree.attrs["normlens_explanation"])
         if record["format"] != _FORMAT:
-            raise InputError(
-                f"a saved explanation has format {_FORMAT}: {path} has {record['format']}; update normlens?"
-            )
+            raise InputError(f"{path} has format {record['format']}, this version reads {_FORMAT}; update normlens?")
         return _read_back(tree, record)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, StopIteration, RecursionError) as error:
-        raise InputError(
-            f"a saved explanation tells its value, proof and labels: {path} does not ({error}); make it again"
-        ) from error
+        raise InputError(f"{path} lacks its value, proof or labels ({error}); make it again") from error
 
 
 def _read_back(tree: xr.DataTree, record: Mapping[str, Any]) -> Explanation:

@@ -50,14 +50,12 @@ def open_analysis(path: str | Path) -> Analysis:
         record = json.loads(tree.attrs.get("normlens", "{}"))
         if record.get("format") != _FORMAT:
             raise InputError(
-                f"a saved analysis has format {_FORMAT}: {folder} has {record.get('format')}; update normlens?"
+                f"{folder} has format {record.get('format')}, this version reads {_FORMAT}; update normlens?"
             )
         sites = {kind: _labelled(tree, kind, labels) for kind, labels in record["tokens"].items()}
         return Analysis(sites, dict(record["provenance"]))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise InputError(
-            f"a saved analysis tells its sites and tokens: {folder} does not ({error}); make it again"
-        ) from error
+        raise InputError(f"{folder} lacks its sites or tokens ({error}); make it again") from error
 
 
 def _labelled(tree: xr.DataTree, kind: str, labels: Mapping[str, Sequence[str]]) -> xr.Dataset:

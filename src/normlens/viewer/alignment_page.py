@@ -69,7 +69,7 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
     """The page's data for a pair that an aligner aligned; `gold` links are framed and scored."""
     aligned = aligner.align_pair(source, target)
     if aligned.problem is not None:
-        raise InputError(f"A page shows a pair that can be aligned: this one has {aligned.problem}.")
+        raise InputError(f"this pair cannot be aligned: {aligned.problem}")
     choices = aligner.choices
     encoded = {"forward": aligner.forward.encoder(source, target)}
     if aligner.reverse is not None:
@@ -89,8 +89,8 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
         ]
         if outside:
             raise InputError(
-                f"Gold links join words of the pair, counted from 0: {sorted(outside)[0]} is not among "
-                f"{len(aligned.source)} source and {len(aligned.target)} target words."
+                f"the gold link {sorted(outside)[0]} is outside of the {len(aligned.source)} source and "
+                f"{len(aligned.target)} target words"
             )
     from normlens.viewer.page_data import analysis_page, plain  # which shows suggested links, and so comes after this
 
@@ -114,7 +114,7 @@ def projection_page(
     `words` finds; `gold` counts by them.
     """
     if not texts:
-        raise InputError("A page shows a text with its marks: there is none.")
+        raise InputError("the text has no marks to show")
     from normlens.alignment.aligner import spaced, word_rule
     from normlens.viewer.page_data import plain, utf8
 
@@ -188,7 +188,7 @@ def _tree(text: str, room: Span, pieces: Iterable[Piece], numbers: Mapping[int, 
     found, place = list[Any](), room[0]
     for piece in sorted(pieces, key=lambda piece: (piece.start, piece.end)):
         if piece.start < place:
-            raise InputError(f"Marks nest or are apart: {piece.mark.name!r} begins before another one ends.")
+            raise InputError(f"the mark {piece.mark.name!r} begins before another one ends")
         inside = _tree(text, (piece.start, piece.end), piece.children, numbers)
         found += [text[place : piece.start], {"mark": numbers[id(piece.mark)], "score": piece.score, "inside": inside}]
         place = piece.end

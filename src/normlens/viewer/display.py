@@ -5,25 +5,31 @@ The notebook widget is the page's front end with its data and view as synchroniz
 
 from __future__ import annotations
 
+import base64
 import html
 import importlib.util
+import io
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlens.viewer.page import bundle, save_html, to_html, to_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class View:
     """One page's data, ready to be seen: in a notebook by being the last value of a cell, elsewhere by `open()`."""
 
-    def __init__(self, document: Mapping[str, Any], view: str = "") -> None:
+    def __init__(self, document: Mapping[str, Any], view: str = "", still: Callable[[], Figure] | None = None) -> None:
         self.document = document
         self._view = view
+        self._still = still  # draws a picture for where no script runs
         self.path: Path | None = None
 
     def __repr__(self) -> str:
@@ -49,9 +55,17 @@ class View:
         return self.path
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        if importlib.util.find_spec("anywidget") is not None:
-            return self.widget._repr_mimebundle_(**options)
-        return {"text/plain": repr(self), "text/html": self._frame()}
+        """The widget or the page, and a picture for pages that run no script (GitHub, nbviewer)."""
+        if importlib.util.find_spec("anywidget") is None:
+            return {"text/plain": repr(self), "text/html": self._frame()}
+        bundle = self.widget._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        data = {**data, "text/plain": repr(self)}
+        if self._still is not None:
+            picture = io.BytesIO()
+            self._still().savefig(picture, format="png", dpi=110)
+            data["image/png"] = base64.b64encode(picture.getvalue()).decode()
+        return data, metadata
 
     def _display_(self) -> Any:
         """The representation for marimo."""
@@ -91,9 +105,15 @@ def in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def show(data: Mapping[str, Any], view: str = "") -> View:
-    """A view of a page's data; outside a notebook it opens in the browser at once."""
-    shown = View(data, view)
+def show(data: Mapping[str, Any], view: str = "", still: Callable[[], Figure] | None = None) -> View:
+    """Return a view of a page's data; outside a notebook it opens in the browser at once.
+
+    Args:
+        data: The data of the page.
+        view: The state in which it opens.
+        still: Draws a picture for where no script runs.
+    """
+    shown = View(data, view, still)
     if not in_notebook():
         shown.open()
     return shown

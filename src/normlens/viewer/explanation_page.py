@@ -47,7 +47,7 @@ def explanation_page(explanation: Explanation) -> dict[str, Any]:
     """The JSON document of one explanation: every term that was kept, what they add up to, and how it was proved."""
     sites = explanation.sites
     if "tokens" not in next(iter(sites.values()), {}):
-        raise InputError("a page shows what the tokens gave: this explanation has no `tokens`; make it again")
+        raise InputError("this explanation has no `tokens` to show; make it again")
     texts = [_from_tokens(terms) for kind, terms in sites.items() if kind != "cross"]
     kept = {n: value for n, value in explanation.provenance.items() if n not in _SAID and value not in (None, [], "")}
     return {

@@ -1,4 +1,4 @@
-"""An explanation as plain coloured text: what a notebook shows for it without any script."""
+"""Results as plain HTML: what a notebook shows for them without any script."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
+from normlens.measures.table import MIXING
 from normlens.viewer.explanation_page import SIDES, output_names, side_tokens
 from normlens.viewer.page_data import utf8
 
 if TYPE_CHECKING:
+    from normlens.results.analysis import Analysis
     from normlens.results.explanation import Explanation
 
 #: A notebook is no place for more; the viewer has them all.
@@ -55,6 +57,27 @@ def inline_html(explanation: Explanation) -> str:
     if explanation.warning:
         rows.append(f'<div style="font-size:smaller"><b>Note:</b> {_safe(explanation.warning)}</div>')
     return f'<div class="normlens-explanation" style="max-width:70em">{"".join(rows)}</div>'
+
+
+def analysis_html(analysis: Analysis) -> str:
+    """Return the tokens of an analysis, and its mixing ratios by layer, averaged over the tokens."""
+    rows = []
+    for kind, dataset in analysis.sites.items():
+        tokens = " ".join(analysis.site(kind).key_tokens[:MOST_TOKENS])
+        sizes = ", ".join(f"{size} {axis}" for axis, size in dataset.sizes.items())
+        rows.append(
+            f'<div><b>{_safe(kind)}</b> ({_safe(sizes)}): <span style="opacity:.7">{_safe(tokens)}</span></div>'
+        )
+        ratios = [str(name) for name in dataset.data_vars if str(name).startswith(MIXING)]
+        if ratios:
+            layers = "".join(f"<th>{layer}</th>" for layer in dataset["layer"].values)
+            lines = [f"<tr><th>mixing ratio, mean; layer</th>{layers}</tr>"]
+            for name in ratios:
+                cells = "".join(f"<td>{value:.0%}</td>" for value in dataset[name].mean("query").values)
+                lines.append(f"<tr><th>{_safe(name.removeprefix(MIXING))}</th>{cells}</tr>")
+            rows.append(f"<table>{''.join(lines)}</table>")
+    rows.append(f'<div style="font-size:smaller">{_safe(analysis.provenance_line())}</div>')
+    return f'<div class="normlens-analysis" style="max-width:70em">{"".join(rows)}</div>'
 
 
 def _coloured(array: xr.DataArray, top: float) -> str:

@@ -43,10 +43,11 @@ def to_circuitsvis(data: xr.Dataset, layer: int, measure: str = "alpha") -> dict
     tokens = _tokens(data, "query")
     if tokens != _tokens(data, "key"):
         raise InputError(
-            "CircuitsVis draws self-attention only: this site has other tokens on its key axis. Use to_bertviz or show."
+            "CircuitsVis draws self-attention only, and this site has other tokens on its key axis; use "
+            "to_bertviz() or show()"
         )
     if layer not in data["layer"].values:
-        raise InputError(f"The layers of this run are {data['layer'].values.tolist()}: got {layer}.")
+        raise InputError(f"layer must be one of {data['layer'].values.tolist()}, got {layer}")
     values = _per_head(data, measure).sel(layer=layer)
     return {"tokens": tokens, "attention": np.asarray(values.values, dtype=np.float32)}
 
@@ -96,7 +97,8 @@ def to_inseq(explanation: Explanation) -> Any:
     position = explanation.provenance.get("position")
     if "decoder" not in terms or position is None:
         raise InputError(
-            "inseq draws text that a model writes: this explanation is of another kind of output. Use to_captum or show."
+            "inseq shows text that a model writes, and this explanation is of another kind of output; use "
+            "to_captum() or show()"
         )
     outputs, first = _outputs(explanation), int(position) + 1
     target = [*_texts(terms["decoder"])[:first], *outputs]
@@ -158,7 +160,7 @@ def _layers(data: xr.Dataset, measure: str) -> list[torch.Tensor]:
 def _per_head(data: xr.Dataset, measure: str) -> xr.DataArray:
     if measure not in data or not {"layer", "query", "key"} <= set(data[measure].dims):
         maps = [str(name) for name in data.data_vars if {"layer", "query", "key"} <= set(data[name].dims)]
-        raise InputError(f"The maps of this run are {', '.join(maps)}: got {measure!r}.")
+        raise InputError(f"measure must be one of {', '.join(maps)}, got {measure!r}")
     values = data[measure]
     if "head" not in values.dims:
         values = values.expand_dims(head=[1])

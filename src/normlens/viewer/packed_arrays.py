@@ -35,8 +35,7 @@ def pack_layers(
     bad = sum(int(layer.size - np.isfinite(layer).sum()) for layer in values)
     if bad:
         raise InputError(
-            f"The viewer draws finite numbers only: {bad} of {values.size} values are NaN or infinite. "
-            "Look for the layer that produced them before drawing."
+            f"{bad} of {values.size} values are NaN or infinite; find the layer that produced them before drawing"
         )
     apart = own_apart and encoding == "q8"
     chunks = []
@@ -62,7 +61,7 @@ def _f16_chunk(layer: NDArray[np.float64]) -> tuple[float, bytes]:
 def _q8_chunk(layer: NDArray[np.float64], own_apart: bool) -> tuple[float, bytes]:
     rows = layer.reshape(-1, layer.shape[-1])
     if rows.min(initial=0.0) < 0:
-        raise InputError("8-bit codes hold no negative values: pack an array with signs as float16.")
+        raise InputError("8-bit codes hold no negative values; pack an array with signs as float16")
     own = b""
     if own_apart:
         own = np.diagonal(rows).astype("<f4").tobytes()

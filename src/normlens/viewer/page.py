@@ -81,9 +81,7 @@ def save_html(data: Mapping[str, Any], path: str | Path) -> Path:
     """Write the page to `path`, whole or not at all, and return the path."""
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
-        raise InputError(
-            f"A page is written to a file in an existing folder: {str(path)!r} is not one. Check the path."
-        )
+        raise InputError(f"{str(path)!r} is not a file in an existing folder; check the path")
     return write_text(path, to_html(data))
 
 

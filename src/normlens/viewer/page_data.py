@@ -70,7 +70,7 @@ def page_data(
     """
     unknown = sorted(set(sites) - set(KINDS))
     if unknown or not sites:
-        raise InputError(f"A page shows at least one of the sites {', '.join(KINDS)}: got {unknown or 'none'}.")
+        raise InputError(f"sites must be among {', '.join(KINDS)}, got {unknown or 'none'}")
     read = [_SiteMaps.read(name, sites[name], span, heads) for name in KINDS if name in sites]
     form = _form_that_fits(read, heads)
     return {
@@ -157,8 +157,7 @@ class _SiteMaps:
         }
         if not maps and not ratios and not omitted:
             raise InputError(
-                f"The {name} site holds no map to draw. "
-                f"Ask `analyze` for at least one of: {', '.join(HEAD_MAPS + MAPS)}."
+                f"the {name} site holds no map to draw; ask analyze() for at least one of {', '.join(HEAD_MAPS + MAPS)}"
             )
         f_norm = np.array(data["f_norm"].transpose("layer", "head", "key").values) if "f_norm" in data else None
         by_head = [maps[m] for m in HEAD_MAPS if m in maps] + ([] if f_norm is None else [f_norm])
@@ -231,7 +230,7 @@ def _within(data: xr.Dataset, span: tuple[int, int], longest: int) -> xr.Dataset
     start, stop = span
     if not 0 <= start < stop or start >= longest:
         raise InputError(
-            f"A span is start < stop within the {longest} positions: got {start} to {stop}. Count positions from 0."
+            f"a span must be start < stop within the {longest} positions, got {start} to {stop}; positions count from 0"
         )
     return data.isel({axis: slice(start, stop) for axis in ("query", "key") if axis in data.dims})
 
@@ -241,9 +240,7 @@ def _array(data: xr.Dataset, measure: str, per_head: bool) -> NDArray[Any] | Non
         return None
     dims = ("layer", "head", "query", "key") if per_head else ("layer", "query", "key")
     if set(data[measure].dims) != set(dims):
-        raise InputError(
-            f"The axes of {measure} must be {' '.join(dims)}: got {' '.join(map(str, data[measure].dims))}."
-        )
+        raise InputError(f"{measure} must have the axes {' '.join(dims)}, got {' '.join(map(str, data[measure].dims))}")
     return np.array(data[measure].transpose(*dims).values, dtype=np.float32)
 
 

@@ -54,7 +54,7 @@ def aer(
     from normlens.alignment.scoring import corpus_counts, score
 
     if (source is None) != (target is None):
-        raise InputError("links are checked against both sides: give --source and --target together, or neither")
+        raise InputError("--source and --target belong together; give both, or neither")
     sizes = None
     if source is not None and target is not None:
         from normlens.alignment.parallel_files import read_sentences

@@ -117,9 +117,7 @@ class Links:
             return None
         lines = read_alignments(self.gold, one_based=self.gold_one_based).lines
         if number > len(lines):
-            raise InputError(
-                f"a reference has a line for the pair that is shown: {self.gold} has {len(lines)}, not {number}"
-            )
+            raise InputError(f"{self.gold} has {len(lines)} lines, the page shows pair {number}")
         return lines[number - 1]
 
 
@@ -177,13 +175,13 @@ def align(
     if output.save_choice is not None and not (source.is_file() and target.is_file()):
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if links.reverse_links is not None and alignment.symmetrize is None:
-        raise InputError("links from a file are symmetrized with the model's: say how with --symmetrize")
+        raise InputError("--symmetrize is missing; links from a file are symmetrized with the model's")
     check_sentences(source, target)
     given = (source, target, links.reverse_links, links.gold, alignment.layers_from)
     read_here = [path for path in given if path is not None] + models.files()
     output.check(read_here, [] if output.save_choice is None else [output.save_choice])
     if output.page is None and (links.gold is not None or output.page_line != 1):
-        raise InputError("reference links and the number of a pair belong to a page: give --page with them")
+        raise InputError("--gold and --pair belong to a page; give --page with them")
     shown = None if output.page is None else _shown_pair(source, target, output.page_line)
     reference = links.reference(output.page_line)
 
@@ -260,10 +258,10 @@ def _shown_pair(source: Path, target: Path, number: int) -> tuple[str, str]:
     from normlens.alignment.parallel_files import read_parallel
 
     if not (source.is_file() and target.is_file()):
-        raise InputError("a page needs sentences that can be read twice: give files, not pipes, with --page")
+        raise InputError("--page needs sentences that can be read twice, got a pipe; give files")
     found = next(islice(read_parallel(source, target), number - 1, None), None)
     if found is None:
-        raise InputError(f"a page shows a pair of the input: it has no line {number}")
+        raise InputError(f"the input has no line {number} for the page")
     return found
 
 

@@ -47,7 +47,7 @@ def compare(
 ) -> None:
     """Set mixing ratios, expansion rates and category shares of several encoders side by side."""
     if len(models) < 2:
-        raise InputError(f"a comparison needs at least two models: got {len(models)}; `reproduce` reports on one")
+        raise InputError(f"compare needs at least two models, got {len(models)}; `normlens reproduce` reports on one")
     from normlens.experiments import comparison
     from normlens.experiments.encoder_study import EncoderStudy, check_data
 

@@ -50,9 +50,7 @@ class Items:
     def check(self) -> None:
         """Raise an error for files that cannot be used, before a model is loaded."""
         if bool(self.evidence) == bool(self.texts):
-            raise InputError(
-                "a study reads files of evidence or files of texts: give --evidence or --texts, one of the two"
-            )
+            raise InputError("give either --evidence or --texts")
         _check_files(self.files, evidence=bool(self.evidence))
 
     def read(self, lens: Lens) -> list[Sample]:
@@ -145,7 +143,7 @@ def _check_names(methods: list[str] | None, protocols: list[str] | None) -> None
     known = ("evidence", "deletion", "agreement", "sanity")
     unknown = [name for name in protocols or () if name not in known]
     if unknown:
-        raise InputError(f"a protocol is one of {', '.join(known)}: got {', '.join(map(repr, unknown))}")
+        raise InputError(f"protocol must be one of {', '.join(known)}, got {', '.join(map(repr, unknown))}")
 
 
 def _print(study: Study, report: Path) -> None:

@@ -34,8 +34,8 @@ def families(
     unknown = [name for name in names or () if name not in known()]
     if unknown:
         raise InputError(
-            f"a family is a model type of transformers' text mappings: {', '.join(unknown)} is not; "
-            "run `normlens families` without names to see them all"
+            f"{', '.join(unknown)} is no model type of transformers' text mappings; run `normlens families` "
+            "without names to see them all"
         )
     with progress_bar("families") as progress:
         reports = check_families(names, workers=workers, progress=progress)

@@ -64,15 +64,15 @@ def project(
     line that is not well-formed: its translation is then written without marks.
     """
     if translate and target is not None:
-        raise InputError("a translation is given or made: leave out --target or --translate")
+        raise InputError("--target and --translate exclude each other; leave out one")
     if target is None and not translate and form != "json":
-        raise InputError("marks are carried into a translation: give it with --target, or let the model --translate")
+        raise InputError("a translation is missing; give it with --target, or let the model --translate")
     given = [path for path in (source, target) if path is not None]
     check_sentences(*given)
     read_here = [*given, *([] if layers_from is None else [layers_from]), *models.files()]
     output.check(read_here)
     if output.page is None and output.page_line != 1:
-        raise InputError("the number of a sentence belongs to a page: give --page with it")
+        raise InputError("--sentence belongs to a page; give --page with it")
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
@@ -166,9 +166,7 @@ class _Items:
 
             lines = sum(1 for _ in read_lines(target))
             if lines != self.total:
-                raise InputError(
-                    f"every sentence has its translation: {source} has {self.total} sentences, {target} {lines} lines"
-                )
+                raise InputError(f"{source} has {self.total} sentences, {target} has {lines} lines")
 
     def _sources(self) -> Iterator[Any]:
         from normlens.alignment.labels import read_conll
@@ -184,7 +182,7 @@ class _Items:
         for number, found in enumerate(self._sources(), start=1):
             target = next(targets, None) if targets is not None else None
             if self.target is not None and target is None:
-                raise InputError(f"every sentence has its translation: {self.target} ends before line {number}")
+                raise InputError(f"{self.target} ends before line {number}")
             if number > skip:
                 yield self._item(found, target, number)
 
@@ -243,12 +241,12 @@ def _translated(window: Sequence[_Item], translator: Translator | None, done: in
 def _shown_item(items: _Items, given: Sequence[Path], number: int) -> _Item:
     """The sentence of the page, read before a model is loaded."""
     if not all(path.is_file() for path in given):
-        raise InputError("a page needs sentences that can be read twice: give files, not pipes, with --page")
+        raise InputError("--page needs sentences that can be read twice, got a pipe; give files")
     found = next(items.read(number - 1), None)
     if found is None:
-        raise InputError(f"a page shows a sentence of the input: it has no sentence {number}")
+        raise InputError(f"the input has no sentence {number} for the page")
     if found.problem is not None:
-        raise InputError(f"a page shows a sentence with its marks: sentence {number} has none ({found.problem})")
+        raise InputError(f"sentence {number} has no marks to show ({found.problem})")
     return found
 
 

@@ -125,7 +125,7 @@ class Translation:
         needed = {"model": model, "source": self.source, "target": self.target, "gold": self.gold}
         missing = ", ".join(f"--{option}" for option, value in needed.items() if value is None)
         if self.source is None or self.target is None or self.gold is None or missing:
-            raise InputError(f"the translation experiment needs a model and gold alignments: give {missing}")
+            raise InputError(f"the translation experiment needs a model and gold alignments; give {missing}")
         check_files(self.source, self.target, self.gold, self.others(), self.gradient or (), limit)
 
     def run(self, chosen: Experiment, model: str | None, limit: int | None) -> Outcome:

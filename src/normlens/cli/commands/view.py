@@ -55,9 +55,7 @@ def view(
     _check_file(out, [run] if is_run else chosen.files(), overwrite)
     if is_run:
         if given != Input() or chosen != ModelChoice():
-            raise InputError(
-                f"a saved run is shown as it is: {text} is one; leave out --model, --pair, --target and --generate"
-            )
+            raise InputError(f"{text} is a saved run; leave out --model, --pair, --target and --generate")
         result = _opened(run)
     else:
         _check_text(text)
@@ -109,9 +107,7 @@ def _sizes(result: Analysis | Explanation) -> dict[str, dict[str, int]]:
 def _check_text(text: str) -> None:
     """A text may be anything, but one that looks like a folder is a run that is not there."""
     if re.fullmatch(r"\S+\.zarr/?|(~|\.{0,2})/\S+", text):
-        raise InputError(
-            f"a page shows a text or a saved run: {text} looks like the folder of a run, and there is none; check the path"
-        )
+        raise InputError(f"{text} looks like the folder of a run, and there is none; check the path")
 
 
 def _span(text: str | None) -> tuple[int, int] | None:
@@ -126,7 +122,7 @@ def _span(text: str | None) -> tuple[int, int] | None:
 def _check_file(path: Path, inputs: list[Path], overwrite: bool) -> None:
     """Refuse, before any work is done, a place that cannot be written or that holds something else."""
     if not (is_there(path.parent) and path.parent.is_dir()) or (is_there(path) and path.is_dir()):
-        raise InputError(f"a page is written to a file in an existing folder: {path} is not one; check --out")
+        raise InputError(f"{path} is not a file in an existing folder; check --out")
     ours = path == DEFAULT_FILE and _is_page(path)
     check_outputs([path], inputs, replace=overwrite or ours, remedy="pass --overwrite to replace it")
 
