@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class NormlensError(Exception):
     """The base of every error that normlens raises on purpose; the shell shows it as one sentence with exit code 2."""
@@ -29,3 +32,15 @@ class DecompositionError(NormlensError):
 
 class CallbackError(BaseException):
     """Carry an error of a user's callback (`progress`) past the handlers of the model's errors; its cause is raised."""
+
+
+def unexpected_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error for a keyword argument that a function does not have, with the nearest one that it has.
+
+    >>> str(unexpected_keyword("explain", "outputs", ["output", "parts"]))
+    "explain() got an unexpected keyword argument 'outputs'; did you mean 'output'?"
+    """
+    options = list(known)
+    nearest = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(sorted(options))}"
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")

@@ -24,7 +24,8 @@ AnySymmetrization = Literal[
 
 #: `project`: formats of marked text, pieces of an element, and the rule that finds words.
 Markup = Literal["html", "xml", "markdown"]
-MarkedFormat = Literal["html", "xml", "markdown", "json", "conll"]
+DocumentFormat = Literal["xliff", "tmx", "html-document"]
+MarkedFormat = Literal["html", "xml", "markdown", "json", "conll", "xliff", "tmx", "html-document"]
 Pieces = Literal["one", "many"]
 WordRule = Literal["text", "spaces"]
 

@@ -107,7 +107,7 @@ def test_with_a_limit_what_it_needs_is_the_input(lens, tmp_path: Path) -> None:
     source.write_text("\n".join(texts))
     first = lens.corpus(source, tmp_path / "out", limit=4)
     (entry,) = first.manifest["inputs"]
-    assert set(entry) == {"path", "records", "sha256"} and entry["records"] == 4
+    assert set(entry) == {"path", "records", "records_sha256"} and entry["records"] == 4
     source.write_text("\n".join([*texts, "more of it"]))
     assert lens.corpus(source, tmp_path / "out", limit=4).manifest == first.manifest
     source.write_text("\n".join(["the old town", *texts]))

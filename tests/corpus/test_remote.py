@@ -69,7 +69,9 @@ def test_from_s3_to_s3_and_stopped_on_the_way(lens, bucket: str, tmp_path: Path,
     pd.testing.assert_frame_equal(local.tokens, found.tokens, rtol=1e-9)
     assert not unfinished.exists()
     assert [entry["path"] for entry in found.manifest["inputs"]] == [f"{bucket}/wiki/{n}.txt" for n in (0, 1)]
-    assert [entry["sha256"] for entry in found.manifest["inputs"]] == [e["sha256"] for e in local.manifest["inputs"]]
+    assert [entry["records_sha256"] for entry in found.manifest["inputs"]] == [
+        e["records_sha256"] for e in local.manifest["inputs"]
+    ]
     same(local, normlens.open(f"{bucket}/out"))
     with pytest.raises(InputError, match="holds a finished run"):
         lens.corpus(f"{bucket}/wiki/0.txt", f"{bucket}/out", **options)

@@ -32,7 +32,7 @@ def test_files_are_deterministic_and_plain(lens, reference: CorpusResult, tmp_pa
     assert polars.read_parquet(other.folder / "statistics.parquet").height == rows
     assert duckdb.sql(f"select count(*) from '{other.folder}/statistics.parquet'").fetchall() == [(rows,)]
     manifest = json.loads((other.folder / "manifest.json").read_text())
-    assert manifest["inputs"][0]["sha256"] and manifest["model"]["content"] and manifest["versions"]["torch"]
+    assert manifest["inputs"][0]["records_sha256"] and manifest["model"]["content"] and manifest["versions"]["torch"]
     assert 0 < manifest["max_proof_error"] < 1e-5
 
 

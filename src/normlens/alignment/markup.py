@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MARKUPS: tuple[Markup, ...] = get_args(Markup)
 
 #: Tags at which a word ends even if no blank stands there.
-_BREAKS = frozenset(
+BREAKS = frozenset(
     ["br", "hr", "p", "div", "li", "td", "th", "tr", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote"]
 )
 _VOID = frozenset(
@@ -52,7 +52,7 @@ def read_markup(line: str, markup: Markup) -> MarkedText:
     """
     readers: dict[Markup, Callable[[str], MarkedText]] = {
         "html": _read_html,
-        "xml": _read_xml,
+        "xml": read_xml,
         "markdown": _read_markdown,
     }
     if markup not in readers:
@@ -60,10 +60,15 @@ def read_markup(line: str, markup: Markup) -> MarkedText:
     return readers[markup](line)
 
 
-def write_markup(projected: ProjectedText, markup: Markup) -> str:
+def write_markup(projected: ProjectedText, markup: Markup, codes: frozenset[str] = frozenset()) -> str:
     """Return the other text with its marks; an element that found no words is written empty, in Markdown not at all.
 
     The result is parsed once more: without its markup it must be the text, to the character.
+
+    Args:
+        projected: The text with its pieces.
+        markup: The kind of markup.
+        codes: XML elements whose content is code, not text (see `read_xml`).
 
     Raises:
         InputError: The format cannot hold this text (a control character in XML, say).
@@ -72,7 +77,8 @@ def write_markup(projected: ProjectedText, markup: Markup) -> str:
         return _write_markdown(projected)
     written = _write(projected, _escape_tags)
     try:
-        if read_markup(written, markup).text == projected.text:
+        read = read_xml(written, codes) if markup == "xml" else read_markup(written, markup)
+        if read.text == projected.text:
             return written
         reason = "a parser reads another text"
     except (InputError, UnicodeEncodeError) as error:
@@ -175,7 +181,7 @@ class _HtmlReader(HTMLParser):
         self.found.add_point("comment", f"<?{data}>")
 
     def _end_word(self, tag: str) -> None:
-        if tag in _BREAKS:
+        if tag in BREAKS:
             self.found.breaks.add(self.found.length)
 
 
@@ -186,8 +192,13 @@ def _read_html(line: str) -> MarkedText:
     return found.result()
 
 
-def _read_xml(line: str) -> MarkedText:
-    """Read an XML fragment: the events of expat with their places, from which the text of each tag is taken."""
+def read_xml(line: str, codes: frozenset[str] = frozenset()) -> MarkedText:
+    """Read an XML fragment: the events of expat with their places, from which the text of each tag is taken.
+
+    Args:
+        line: The fragment.
+        codes: Elements whose content is code, not text; each is one mark without words.
+    """
     data = f"<line>{line}</line>".encode()
     events: list[tuple[int, str, str]] = []
     parser = expat.ParserCreate(encoding="utf-8")
@@ -207,10 +218,19 @@ def _read_xml(line: str) -> MarkedText:
         ) from error
     found = _Building()
     inner = events[1:-1]  # without the element around the line
+    inside_code: list[tuple[str, int]] = []
     for number, (place, kind, content) in enumerate(inner):
         after = next((later for later, *_ in events[number + 2 :] if later > place), len(data))
         raw = data[place:after].decode()
-        if kind == "text":
+        if kind == "start" and (inside_code or content in codes):
+            inside_code.append((content, place))
+        elif inside_code:
+            if kind == "end":
+                name, start = inside_code.pop()
+                end = place if data[start:place].endswith(b"/>") else after
+                if not inside_code:
+                    found.add_point(name, data[start:end].decode())
+        elif kind == "text":
             found.add_text(content)
         elif kind == "point":
             found.add_point(content, raw)

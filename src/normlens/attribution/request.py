@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
-from normlens.errors import InputError
+from normlens.errors import InputError, unexpected_keyword
 from normlens.measures.request import available_bytes
 from normlens.options import AttentionRule, Baseline
 from normlens.results.explanation import BY_DEFAULT, PARTS
@@ -59,7 +59,8 @@ class ExplainRequest:
         """Check a user's options; `allowed` is the class that lists them."""
         for name in options:
             if name not in allowed.__optional_keys__:
-                raise TypeError(f"explain() got an unexpected keyword argument {name!r}")
+                function = "explain" if allowed is ExplainOptions else "explain_inputs"
+                raise unexpected_keyword(function, name, allowed.__optional_keys__)
         attention = _one_of("attention", options.get("attention", "fixed"), get_args(AttentionRule))
         baseline = _one_of("baseline", options.get("baseline", "mean"), get_args(Baseline))
         parts, edges_top = options.get("parts"), options.get("edges_top")

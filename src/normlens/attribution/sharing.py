@@ -50,7 +50,7 @@ class BiasShares:
         if x.shape[0] == self._rows:
             return x
         if x.shape[0] % self._rows == 0 and x.ndim == 2:
-            return x.unflatten(0, (self._rows, -1))
+            return x.view(self._rows, -1, x.shape[1])
         raise AnatomyError(
             f"biases cannot be shared in this model: a constant is added to a tensor of shape {tuple(x.shape)}, which does "
             "not begin with the rows of the batch"

@@ -75,6 +75,10 @@ def _without_nan(value: Any) -> Any:
     return number if abs(number) < float("inf") else None
 
 
+#: Columns where the output is no terminal.
+_PIPE_WIDTH = 160
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on which every string is shown as it is; styles are given beside the text, never inside it."""
     from rich.console import Console
@@ -84,7 +88,10 @@ def console(*, stderr: bool = False) -> Console:
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
 
-    return PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+    screen = PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = _PIPE_WIDTH  # whoever reads a pipe wants whole names and numbers
+    return screen
 
 
 class Bars(Protocol):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jaxtyping import Float
 
 from normlens.corpus.bins import CONTRIBUTION_BINS, NORM_BINS, WEIGHT_BINS, Binning
-from normlens.errors import InputError
+from normlens.errors import InputError, unexpected_keyword
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
 from normlens.options import CorpusFormat, EngineName, OnError, Precision
 
@@ -295,7 +295,7 @@ def split_options(options: CorpusOptions) -> tuple[Reading, ComputingOptions, Ru
     running = {item.name: left.pop(item.name) for item in fields(Running) if item.name in left}
     unknown = sorted(set(left) - set(ComputingOptions.__annotations__))
     if unknown:
-        raise TypeError(f"corpus() got an unexpected keyword argument {unknown[0]!r}")
+        raise unexpected_keyword("corpus", unknown[0], CorpusOptions.__optional_keys__)
     computing: ComputingOptions = left  # type: ignore[assignment]
     return Reading(**reading), computing, Running(**running)
 

@@ -147,7 +147,7 @@ class SourceSummary:
 
     path: str
     records: int = 0
-    sha256: str = ""
+    records_sha256: str = ""  # of the records that were read, with a limit up to it; not of the file
 
 
 @dataclass
@@ -224,7 +224,7 @@ def write_records(source: Source, reading: Reading, folder: AnyPath) -> RecordTa
         if waiting:
             file.write_batch(pa.RecordBatch.from_pylist(waiting, schema=schema))
     for summary in log.sources:
-        digest.update(summary.sha256.encode())
+        digest.update(summary.records_sha256.encode())
     path = folder / f"records-{digest.hexdigest()[:16]}.arrow"
     move_file(draft, path)
     return RecordTable(path, size, log)
@@ -252,7 +252,7 @@ def _numbered(source: Source, reading: Reading, log: ReadingLog) -> Iterator[Rec
                         left -= 1
                         if left == 0:
                             break
-            summary.sha256 = digest.hexdigest()
+            summary.records_sha256 = digest.hexdigest()
 
 
 def _content(record: Record) -> bytes:

@@ -336,7 +336,7 @@ class _Run:
         batch_size = running.batch_size or default_batch_size(on_gpu)
         self.identity = _identity(lens, table, reading, builder, plan, batch_size, vocabulary)
         # A source is its records, wherever its file lies.
-        counted = {**self.identity, "inputs": [source.sha256 for source in table.log.sources]}
+        counted = {**self.identity, "inputs": [source.records_sha256 for source in table.log.sources]}
         fingerprint = hashlib.sha256(json.dumps(counted, sort_keys=True, default=str).encode()).hexdigest()
         portable = dataclasses.replace(builder, categories=builder.categories.portable(vocabulary))
         self.job = Job(

@@ -64,9 +64,10 @@ def formatted(value: float, decimals: int) -> str:
 
 
 def _hash_of(item: Mapping[str, str]) -> str:
-    """The start of the hash of what was read: of a file, or of the hashes of its pieces; with a limit up to it."""
-    what = "sha256" if "sha256" in item else "sha256_of_pieces"
-    return f"{what.replace('_', ' ')} {item[what][:16]}"
+    """The start of the hash of a file, or of the records that were read of it."""
+    if "sha256" in item:
+        return f"sha256 {item['sha256'][:16]}"
+    return f"sha256 of its records {item['records_sha256'][:16]}"
 
 
 def facts_of(record: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, str]:

@@ -81,7 +81,8 @@ def completeness_error(
     """Return how far the terms of each item are from `value(x) - value(0)`, over its size."""
     change = _change_of_value(lens, items, at)
     sums = np.array([terms.sum() for terms in scores])
-    return np.abs(sums - change) / np.maximum(np.abs(change), np.finfo(np.float64).tiny)
+    errors: np.ndarray = np.abs(sums - change) / np.maximum(np.abs(change), np.finfo(np.float64).tiny)
+    return errors
 
 
 def smoothgrad(

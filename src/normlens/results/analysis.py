@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Analysis(Result):
+class Analysis(Result["SiteAnalysis"]):
     """The analysis of one sequence by one model.
 
     >>> import normlens

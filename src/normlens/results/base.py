@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pandas as pd
 import xarray as xr
@@ -26,13 +26,16 @@ class Site(Protocol):
     def __getitem__(self, name: str) -> xr.DataArray: ...
 
 
-class Result:
+S = TypeVar("S", bound=Site)
+
+
+class Result(Generic[S]):
     """A frozen result with one or several kinds of site."""
 
     sites: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
-    def site(self, kind: str) -> Any:
+    def site(self, kind: str) -> S:
         """Return the results of one kind of site."""
         raise NotImplementedError
 
@@ -46,7 +49,7 @@ class Result:
         return kind
 
     @property
-    def _only(self) -> Any:
+    def _only(self) -> S:
         """The one kind of site that most models have."""
         if len(self.sites) != 1:
             raise InputError(
@@ -57,8 +60,7 @@ class Result:
 
     def __getitem__(self, name: str) -> xr.DataArray:
         """Return an array by its name, for models with one kind of site."""
-        array: xr.DataArray = self._only[name]
-        return array
+        return self._only[name]
 
     def to_polars(self, names: Sequence[str] | None = None) -> polars.DataFrame:
         """Return the table of `to_frame` as a polars DataFrame; needs polars and pyarrow."""

@@ -56,7 +56,7 @@ class Proof:
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Result):
+class Explanation(Result["SiteExplanation"]):
     """The terms of one number that the model put out."""
 
     sites: Mapping[str, Mapping[str, xr.DataArray]]

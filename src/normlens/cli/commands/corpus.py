@@ -184,17 +184,14 @@ def _print(screen: Console, result: CorpusResult) -> None:
 
 
 def _print_means(screen: Console, result: CorpusResult) -> None:
-    from rich.table import Table
+    from normlens.results.tables import new_table
 
     whole = result.statistics
     whole = whole[whole["layer"].isna() & (whole["statistic"] == "mean")]
     for site in whole["site"].unique():
         rows = whole[whole["site"] == site]
         names = [name for name in rows["category"].unique() if name != "normal"]
-        table = Table(title=f"{site}: mean over all layers and heads", title_justify="left")
-        table.add_column("quantity")
-        for name in names:
-            table.add_column(name, justify="right")
+        table = new_table(f"{site}: mean over all layers and heads", ("quantity", *names), right=names)
         for quantity in rows["quantity"].unique():
             cells = []
             for name in names:
@@ -209,11 +206,10 @@ def _print_rhos(screen: Console, result: CorpusResult) -> None:
     rows = rows[rows["method"] == "spearman"]
     if rows.empty:
         return
-    from rich.table import Table
+    from normlens.results.tables import new_table
 
-    table = Table(title="Spearman's rho (± certain bound)", title_justify="left")
-    for name in ("site", "quantities", "over", "category", "rho", "count"):
-        table.add_column(name, justify="right" if name in ("rho", "count") else "left")
+    columns = ("site", "quantities", "over", "category", "rho", "count")
+    table = new_table("Spearman's rho (± certain bound)", columns, right=("rho", "count"))
     for row in rows.to_dict("records"):
         flag = " (flagged: --exact)" if row["flagged"] else ""
         value = f"{row['value']:+.3f} ± {row['bound']:.1g}{flag}"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from normlens.lens import Lens
 
 
+#: Characters of the first and last column of the table, and of every other one.
+_METHOD_WIDTH, _COLUMN_WIDTH = 40, 17
 AFTER_INTERRUPTION = "what is finished is kept, and the same command goes on from there"
 
 
@@ -147,31 +149,30 @@ def _check_names(methods: list[str] | None, protocols: list[str] | None) -> None
 
 
 def _print(study: Study, report: Path) -> None:
-    from rich.table import Table
-
     from normlens.faithfulness.published_scores import beside
     from normlens.faithfulness.verdicts import verdict
+    from normlens.results.tables import add_row, new_table
 
     screen = console()
-    table = Table(title=f"Faithfulness: {study.record['model']['name']}", title_justify="left")
-    table.add_column("method")
-    for column in study.columns:
-        table.add_column(column.title, justify="right")
-    table.add_column("cost", justify="right")
     differences = []
-    for row in study.methods:
-        cells = []
-        for column in study.columns:
-            found = study.cell(row.name, column.name)
-            lines = [] if found is None else [f"{found.mean:.3f}", f"{found.low:.2f} to {found.high:.2f}"]
-            for known in beside(study, row.name, column.name):
-                lines.append(f"published {known}")
-                if known.differs is not None:
-                    differences.append(f"* {row.name}, {column.title}: {known.differs}.")
-            cells.append("\n".join(lines))
-        cost = study.costs.get(row.name)
-        table.add_row(row.name, *cells, "" if cost is None else f"{cost:.1f}")
-    screen.print(table)
+    per_table = max(1, (screen.width - _METHOD_WIDTH) // _COLUMN_WIDTH)
+    for start in range(0, len(study.columns), per_table):
+        columns = study.columns[start : start + per_table]
+        titles = [column.title for column in columns]
+        table = new_table(f"Faithfulness: {study.record['model']['name']}", ("method", *titles, "cost"), right=titles)
+        for row in study.methods:
+            cells = []
+            for column in columns:
+                found = study.cell(row.name, column.name)
+                lines = [] if found is None else [f"{found.mean:.3f}", f"{found.low:.2f} to {found.high:.2f}"]
+                for known in beside(study, row.name, column.name):
+                    lines.append(f"published {known}")
+                    if known.differs is not None:
+                        differences.append(f"* {row.name}, {column.title}: {known.differs}.")
+                cells.append("\n".join(lines))
+            cost = study.costs.get(row.name)
+            add_row(table, row.name, *cells, "" if cost is None else f"{cost:.1f}")
+        screen.print(table)
     for sample in study.samples:
         refused = "".join(f"; {count} refused: {why}" for why, count in sample.refused.items())
         screen.print(f"{sample.name}: {len(sample.items)} items{refused}", style="dim")

@@ -45,14 +45,12 @@ def families(
     if markdown:
         sys.stdout.write(as_markdown(reports))
         return
-    from rich.table import Table
+    from normlens.results.tables import new_table
 
     screen = console()
     wide = screen.width >= WIDE
-    table = Table(title="Model families", title_justify="left")
     details = ("sites", "norm", "heads", "kv heads", "worst proof error") if wide else ()
-    for column in ("family", "status", *details, "explained", "notes or reason"):
-        table.add_column(column, overflow="fold")
+    table = new_table("Model families", ("family", "status", *details, "explained", "notes or reason"))
     for report in reports:
         error = "" if report.proof is None else f"{report.proof:.1e}"
         found = (sites_text(report), report.norm, report.heads, report.kv_heads, error) if wide else ()

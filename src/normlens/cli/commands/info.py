@@ -51,15 +51,14 @@ def info(
     if as_json:
         print_json(document)
         return
-    from rich.table import Table
+    from normlens.results.tables import new_table
 
     screen = console()
     screen.print(
         f"{document['class']} (family {document['family']}), {document['parameters']:,} parameters, {document['dtype']}"
     )
-    table = Table(title="Attention sites", title_justify="left")
-    for column in ("site", "layers", "heads", "key-value heads", "normalization", "output projection of the first"):
-        table.add_column(column, overflow="fold")
+    columns = ("site", "layers", "heads", "key-value heads", "normalization", "output projection of the first")
+    table = new_table("Attention sites", columns)
     for kind in anatomy.kinds:
         sites = anatomy.of(kind)
         table.add_row(

@@ -13,11 +13,10 @@ def methods(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([method.to_dict() for method in METHODS.values()])
         return
-    from rich.table import Table
+    from normlens.results.tables import new_table
 
-    table = Table(title="Methods: what did each token give to one number of the output?", title_justify="left")
-    for column in ("name", "equation", "paper", "cost", "cannot see", "adds up"):
-        table.add_column(column, overflow="fold")
+    title = "Methods: what did each token give to one number of the output?"
+    table = new_table(title, ("name", "equation", "paper", "cost", "cannot see", "adds up"))
     for method in METHODS.values():
         table.add_row(
             method.name,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -25,21 +25,26 @@ from normlens.cli.line_output import (
 )
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
-from normlens.options import MarkedFormat, Pieces, WordRule
+from normlens.options import MarkedFormat, Markup, Pieces, WordRule
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner
+    from normlens.alignment.documents import Document
     from normlens.alignment.marked_text import MarkedText, ProjectedText
     from normlens.alignment.translating import Translator
 
 
+#: Formats that hold whole documents instead of a sentence per line.
+DOCUMENTS = ("xliff", "tmx", "html-document")
 AFTER_INTERRUPTION = "what --out holds is kept, and the same command with --resume goes on from there"
 
 
 def project(
     models: Models,
     source: Annotated[Path, typer.Option(help="Marked-up or labelled source sentences.")],
-    form: Annotated[MarkedFormat, typer.Option("--format", help="The format of the source; xml: also XLIFF.")],
+    form: Annotated[
+        MarkedFormat, typer.Option("--format", help="The format of the source: a sentence per line, or a document.")
+    ],
     languages: Languages,
     output: Output,
     target: Annotated[
@@ -65,21 +70,25 @@ def project(
     """
     if translate and target is not None:
         raise InputError("--target and --translate exclude each other; leave out one")
-    if target is None and not translate and form != "json":
+    holds_targets = form in ("json", "xliff", "tmx")
+    if target is None and not translate and not holds_targets:
         raise InputError("a translation is missing; give it with --target, or let the model --translate")
     given = [path for path in (source, target) if path is not None]
     check_sentences(*given)
+    _check_format(source, form)
     read_here = [*given, *([] if layers_from is None else [layers_from]), *models.files()]
     output.check(read_here)
     if output.page is None and output.page_line != 1:
         raise InputError("--sentence belongs to a page; give --page with it")
+    if form in DOCUMENTS and (output.out is None or output.resume or as_json or output.page is not None):
+        raise InputError(f"--format {form} writes one document; give --out, and leave out --resume, --json and --page")
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.pair_encoding import PairFormat
     from normlens.alignment.translating import Translator
     from normlens.alignment.word_maps import PAIRS_TO_CHOOSE_ON
 
-    items = _Items(source, target, form)
+    items = _Items(source, target, form, languages.target_language)
     first = list(
         islice(items.read(), PAIRS_TO_CHOOSE_ON)
     )  # what is wrong with the text is said before a model is loaded
@@ -98,6 +107,9 @@ def project(
         form_of_pairs = PairFormat(False, languages.source_prefix, languages.source_language, languages.target_language)
         translator = Translator(lens, form_of_pairs)
     rule: WordRule = words or ("spaces" if form == "conll" else "text")
+    if items.document is not None:
+        _write_document(items, output, aligner, translator, rule, pieces, [*given, *models.files()])
+        return
     settings = {"format": form, "pieces": pieces, "words": rule, "json": as_json, "translate": translate}
     about = about_run(settings, {path.name: path for path in given})
     run = resumed_run(aligner, output.out, about) if output.resume else None
@@ -158,8 +170,15 @@ class _Item:
 class _Items:
     """The sentences of the input files, in any of the formats."""
 
-    def __init__(self, source: Path, target: Path | None, form: MarkedFormat) -> None:
+    def __init__(
+        self, source: Path, target: Path | None, form: MarkedFormat, target_language: str | None = None
+    ) -> None:
         self.source, self.target, self.form = source, target, form
+        self.document: Document | None = None
+        if form == "xliff" or form == "tmx" or form == "html-document":
+            from normlens.alignment.documents import read_document
+
+            self.document = read_document(source, form, target_language)
         self.total = sum(1 for _ in self._sources()) if source.is_file() else None
         if target is not None and target.is_file() and self.total is not None:
             from normlens.alignment.parallel_files import read_lines
@@ -172,6 +191,8 @@ class _Items:
         from normlens.alignment.labels import read_conll
         from normlens.alignment.parallel_files import read_lines
 
+        if self.document is not None:
+            return iter(self.document.segments)
         return read_conll(read_lines(self.source)) if self.form == "conll" else read_lines(self.source)
 
     def read(self, skip: int = 0) -> Iterator[_Item]:
@@ -193,6 +214,12 @@ class _Items:
 
         if self.form == "conll":
             return _Item((found,), target)
+        if self.document is not None:
+            try:
+                own = self.document.target(found) if target is None else target
+                return _Item((self.document.source(found),), own)
+            except InputError as error:
+                return _Item((MarkedText(""),), target or "", str(error))
         if self.form == "json":
             try:
                 texts, own = read_labelled_json(found)
@@ -200,9 +227,54 @@ class _Items:
                 raise InputError(f"{self.source}, line {number}: {error}") from error
             return _Item(tuple(texts) if isinstance(texts, list) else (texts,), own if target is None else target)
         try:
-            return _Item((read_markup(found, self.form),), target)
+            return _Item((read_markup(found, cast(Markup, self.form)),), target)
         except InputError as error:
             return _Item((MarkedText(found),), target, str(error))
+
+
+def _check_format(source: Path, form: MarkedFormat) -> None:
+    """Refuse a document that would be read as one sentence per line."""
+    if form in DOCUMENTS or not source.is_file():
+        return
+    from normlens.alignment.documents import document_format
+
+    with source.open("rb") as stream:
+        found = document_format(stream.read(4000).decode("utf-8", errors="replace"))
+    if found is not None and form in ("html", "xml", "markdown"):
+        raise InputError(f"{source} is a document, and --format {form} reads a sentence per line; use --format {found}")
+
+
+def _write_document(
+    items: _Items,
+    output: Output,
+    aligner: Aligner,
+    translator: Translator | None,
+    rule: WordRule,
+    pieces: Pieces,
+    inputs: list[Path],
+) -> None:
+    """Put the projected translations of all segments into a copy of the document."""
+    from normlens.io.writing import write_bytes
+
+    document = items.document
+    assert document is not None and output.out is not None
+    translations: list[str | None] = []
+    lost = 0
+    with progress_bar("projecting") as progress:
+        for number, item, found in _projected(items, 0, aligner, translator, rule, pieces):
+            progress(number, len(document.segments))
+            if found.problem is not None:
+                say(f"normlens: segment {number} is left as it is: {found.problem}")
+                translations.append(None)
+                continue
+            if found.unplaced:
+                lost += len(found.unplaced)
+                say(f"normlens: segment {number}: no place for {_named(found.unplaced, item)}")
+            translations.append(document.written(found))
+    content = document.with_targets(translations)
+    output.check(inputs)  # somebody else may have been here since
+    write_bytes(output.out, content)
+    say(f"normlens: wrote {output.out}, {sum(t is not None for t in translations)} of {len(translations)} segments")
 
 
 def _projected(
@@ -291,7 +363,7 @@ def _line(item: _Item, found: ProjectedText, form: MarkedFormat, as_json: bool, 
         return json.dumps(found.to_dict(), ensure_ascii=False)
     if form == "conll":
         return write_conll(found, WORD_RULES[rule](found.text))
-    return write_markup(found, form)
+    return write_markup(found, cast(Markup, form))
 
 
 def _named(marks: Sequence[Any], item: _Item) -> str:

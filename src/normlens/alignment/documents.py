@@ -1,0 +1,267 @@
+"""Documents with translations: XLIFF 1.2 and 2.x, TMX, and HTML pages.
+
+The segments of a document are read with their places. Projected translations are put there; every other byte stays as it
+was. XML is parsed by expat, HTML by `html.parser`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_args
+from xml.parsers import expat
+
+from normlens.alignment.marked_text import MarkedText, ProjectedText
+from normlens.alignment.markup import BREAKS, read_markup, read_xml, write_markup
+from normlens.errors import InputError
+from normlens.io.reading import LARGEST_TEXT
+from normlens.options import DocumentFormat, Markup
+
+DOCUMENT_FORMATS: tuple[DocumentFormat, ...] = get_args(DocumentFormat)
+#: Elements whose content is code of the original format, not text.
+_CODES = frozenset(["bpt", "ept", "it", "ph", "ut", "x", "bx", "ex"])
+#: The elements of XLIFF that hold a source and its target.
+_UNITS = frozenset(["trans-unit", "segment"])
+#: Elements of a page that end a segment; what the last ones hold is no text.
+_BLOCKS = BREAKS | frozenset(
+    ["html", "head", "body", "title", "main", "section", "article", "header", "footer", "nav", "aside", "figure", "pre",
+     "figcaption", "table", "thead", "tbody", "tfoot", "caption", "ul", "ol", "dl", "form", "fieldset", "details", "summary"]
+) - {"br"}  # fmt: skip
+_SILENT = frozenset(["script", "style", "pre", "template"])
+
+
+@dataclass
+class Segment:
+    """One segment: the places of its source and target in the document, in bytes.
+
+    `before` and `after` are written around a translation that has no element of its own yet.
+    """
+
+    source: tuple[int, int]
+    target: tuple[int, int] | None = None
+    before: bytes = b""
+    after: bytes = b""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as it was read."""
+
+    path: Path
+    form: DocumentFormat
+    content: bytes
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def markup(self) -> Markup:
+        """The markup inside of segments."""
+        return "html" if self.form == "html-document" else "xml"
+
+    def source(self, segment: Segment) -> MarkedText:
+        """Return the source of a segment without its markup; content that is code of another format is no text."""
+        return self._marked(self._text(segment.source))
+
+    def target(self, segment: Segment) -> str | None:
+        """Return the text of the translation that the document holds; None where it is empty."""
+        if segment.target is None:
+            return None
+        text = self._marked(self._text(segment.target)).text
+        return text if text.strip() else None
+
+    def _text(self, place: tuple[int, int]) -> str:
+        return self.content[slice(*place)].decode()
+
+    def _marked(self, text: str) -> MarkedText:
+        return read_xml(text, _CODES) if self.markup == "xml" else read_markup(text, "html")
+
+    def written(self, projected: ProjectedText) -> str:
+        """Return a translation with its marks as the document holds it."""
+        return write_markup(projected, self.markup, _CODES)
+
+    def with_targets(self, translations: Sequence[str | None]) -> bytes:
+        """Return the document with these translations; None leaves a segment as it is."""
+        parts, place = [], 0
+        for segment, translation in zip(self.segments, translations, strict=True):
+            if translation is None:
+                continue
+            start, stop = segment.target or segment.source
+            parts += [self.content[place:start], segment.before, translation.encode(), segment.after]
+            place = stop
+        content = b"".join([*parts, self.content[place:]])
+        if self.markup == "xml":
+            _parse(content, self.path, expat.ParserCreate())
+        return content
+
+
+def read_document(path: Path, form: DocumentFormat, target_language: str | None = None) -> Document:
+    """Read the segments of a document.
+
+    Args:
+        path: The document, in UTF-8.
+        form: Its format.
+        target_language: The language of translations that a TMX file does not hold yet.
+
+    Returns:
+        The document; its segments are in the order of the file.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(LARGEST_TEXT + 1)
+    if len(content) > LARGEST_TEXT:
+        raise InputError(f"{path} has more than {LARGEST_TEXT} bytes; split the document")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not encoded in UTF-8 ({error}); convert it first") from error
+    if form == "html-document":
+        segments = _PageReader(text).segments
+    else:
+        segments = _UnitReader(content, path, form, target_language).segments
+    if not segments:
+        raise InputError(f"{path} has no segment of {form}; is it the right --format?")
+    return Document(path, form, content, segments)
+
+
+def document_format(start: str) -> DocumentFormat | None:
+    """Return the format of a document that begins like this; None where it is none.
+
+    >>> document_format('<?xml version="1.0"?><xliff version="1.2">'), document_format("a <b>red</b> car")
+    ('xliff', None)
+    """
+    head = start.lstrip("\ufeff \t\r\n")[:4000].lower()
+    if re.match(r"<!doctype html|<html", head):
+        return "html-document"
+    if head.startswith(("<?xml", "<xliff", "<tmx", "<!doctype tmx")):
+        return "tmx" if "<tmx" in head else "xliff"
+    return None
+
+
+def _parse(content: bytes, path: Path, parser: expat.XMLParserType) -> None:
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise InputError(
+            f"{path} is not well-formed XML: {expat.ErrorString(error.code)}, line {error.lineno}, column {error.offset}"
+        ) from error
+
+
+class _UnitReader:
+    """Collects the segments of an XLIFF or TMX file."""
+
+    def __init__(self, content: bytes, path: Path, form: DocumentFormat, target_language: str | None) -> None:
+        self.segments: list[Segment] = []
+        self._content, self._path, self._form, self._language = content, path, form, target_language
+        self._open: list[tuple[str, int, bool]] = []  # local name, place of the tag, whether it may be translated
+        self._units: list[dict[str, tuple[int, int]]] = []  # of the element that holds them: places by name
+        self._texts: list[tuple[int, int]] = []  # of the TMX unit that is open
+        self._parser = expat.ParserCreate(encoding="utf-8")
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        _parse(content, path, self._parser)
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        local = name.rpartition(":")[2]
+        allowed = attributes.get("translate") != "no" and (not self._open or self._open[-1][2])
+        self._open.append((local, self._parser.CurrentByteIndex, allowed))
+        if local in _UNITS:
+            self._units.append({})
+        elif local == "tu":
+            self._texts = []
+
+    def _end(self, name: str) -> None:
+        local, start, allowed = self._open.pop()
+        parent = self._open[-1][0] if self._open else ""
+        stop = self._parser.CurrentByteIndex
+        if local in ("source", "target") and parent in _UNITS:
+            self._units[-1][local] = (start, stop)
+        elif local == "seg" and parent == "tuv":
+            self._texts.append((start, stop))
+        elif local in _UNITS:
+            places = self._units.pop()
+            if allowed and "source" in places:
+                self._add(places["source"], places.get("target"), name.rpartition(":")[0])
+        elif local == "tu" and allowed and self._texts:
+            self._add_tmx(stop)
+
+    def _add(self, source: tuple[int, int], target: tuple[int, int] | None, prefix: str) -> None:
+        tag = f"{prefix}:target" if prefix else "target"
+        if target is not None:
+            start = self._content[target[0] : self._after_tag(target[0])]
+            if not start.endswith(b"/>"):
+                self.segments.append(Segment(self._inside(source), self._inside(target)))
+                return
+            whole = (target[0], self._after_tag(target[0]))
+            opening = start[:-2].rstrip() + b">"
+        else:
+            end = self._content.index(b">", source[1]) + 1
+            whole, opening = (end, end), f"<{tag}>".encode()
+        self.segments.append(Segment(self._inside(source), whole, opening, f"</{tag}>".encode()))
+
+    def _add_tmx(self, end: int) -> None:
+        source = self._inside(self._texts[0])
+        if len(self._texts) > 1:
+            self.segments.append(Segment(source, self._inside(self._texts[-1])))
+            return
+        if self._language is None:
+            raise InputError(f"{self._path} has units without a translation; name its language with --target-language")
+        opening = f'<tuv xml:lang="{self._language}"><seg>'.encode()
+        self.segments.append(Segment(source, (end, end), opening, b"</seg></tuv>"))
+
+    def _inside(self, place: tuple[int, int]) -> tuple[int, int]:
+        """The content of an element, from the place of its start tag and that of its end tag."""
+        return self._after_tag(place[0]), place[1]
+
+    def _after_tag(self, start: int) -> int:
+        quoted = re.compile(rb"""<(?:[^"'>]|"[^"]*"|'[^']*')*>""")
+        tag = quoted.match(self._content, start)
+        assert tag is not None, "expat has read a tag here"
+        return tag.end()
+
+
+class _PageReader(HTMLParser):
+    """Collects the stretches of text between the block elements of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.segments: list[Segment] = []
+        self._text = text
+        self._lines = [0]
+        for line in text.split("\n"):
+            self._lines.append(self._lines[-1] + len(line) + 1)
+        self._begin: int | None = 0
+        self._has_text = False
+        self._silent = 0
+        self.feed(text)
+        self.close()
+        self._cut(len(text), len(text))
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in _BLOCKS or tag in _SILENT:
+            self._cut(self._place(), self._place() + len(self.get_starttag_text() or ""))
+        self._silent += tag in _SILENT
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent -= tag in _SILENT and self._silent > 0
+        if tag in _BLOCKS or tag in _SILENT:
+            self._cut(self._place(), self._text.find(">", self._place()) + 1)
+
+    def handle_decl(self, decl: str) -> None:
+        self._cut(self._place(), self._text.find(">", self._place()) + 1)
+
+    def handle_data(self, data: str) -> None:
+        self._has_text = self._has_text or (not self._silent and bool(data.strip()))
+
+    def _place(self) -> int:
+        row, column = self.getpos()
+        return self._lines[row - 1] + column
+
+    def _cut(self, end: int, begin: int) -> None:
+        """End the stretch before a tag of a block, and begin the next one after it."""
+        if self._begin is not None and self._has_text:
+            stretch = self._text[self._begin : end]
+            start = self._begin + len(stretch) - len(stretch.lstrip())
+            stop = start + len(stretch.strip())
+            self.segments.append(Segment((len(self._text[:start].encode()), len(self._text[:stop].encode()))))
+        self._begin, self._has_text = begin, False
