@@ -20,8 +20,8 @@ TEXT = "The man went to the store."
 PAIR = "He bought a gallon of milk."
 
 
-def in_words(analysis: Analysis) -> str:
-    """What a reader should see in the pictures, from the numbers of this run."""
+def in_words(analysis: Analysis) -> tuple[str, int]:
+    """Return what a reader should see in the pictures, from the numbers of this run, and the layer that it is about."""
     mixed = {name: 100 * float(analysis.mixing_ratio(name).mean()) for name in BLOCK_MAPS}
     weight, whole = analysis["attn_w"].values.copy(), analysis["attnresln_n"].values
     share = 100 * whole / whole.sum(-1, keepdims=True)
@@ -33,7 +33,7 @@ def in_words(analysis: Analysis) -> str:
     pulled = np.unravel_index(np.argmax(others), others.shape)
     tokens = [readable(str(token)) for token in analysis["attnresln_n"]["query_token"].values]
     by_layer = 100 * analysis.mixing_ratio("attnresln_n").mean("query").values
-    return f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from others.
+    words = f"""Judged by attention weights, {mixed["attn_w"]:.0f} % of what a token becomes in a layer comes from others.
 Measured by the vectors that really arrive it is {mixed["attn_n"]:.0f} % of the attention output,
 {mixed["attnres_n"]:.0f} % once the residual connection is counted, {mixed["attnresln_n"]:.0f} % after layer normalization:
 most of each token is itself, carried along. In maps.png that part is the grey diagonal, outside the blue scale:
@@ -48,6 +48,7 @@ The largest contribution is in layer {pulled[0] + 1}:
 
 It is exact: parts, residual and biases add up to the model's own vectors
 (worst relative error {analysis.max_proof_error:.0e})."""
+    return words, int(layer) + 1
 
 
 def main() -> None:
@@ -66,11 +67,12 @@ def main() -> None:
     analysis = open_lens(None).analyze(TEXT, pair=PAIR)
     console().print(analysis)
     files = write_files(analysis, folder, overwrite=True)
-    print(f"\nWhat you see\n------------\n{in_words(analysis)}\n\nPictures and data:")
+    words, layer = in_words(analysis)
+    print(f"\nWhat you see\n------------\n{words}\n\nPictures and data:")
     for file in files:
         print(f"  {file}")
     page = analysis.save_html(folder / "view.html")
-    print(f"\nNow look around: open this page in a browser (it needs no network)\n  {page.resolve().as_uri()}")
+    print(f"\nNow look around: open this page in a browser (it needs no network)\n  {page.resolve().as_uri()}#layer={layer}")
 
 
 if __name__ == "__main__":

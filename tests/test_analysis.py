@@ -106,7 +106,7 @@ def test_numbers_that_are_none_and_both_zeros_survive(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     path = example().save(tmp_path / "run.zarr")
-    with pytest.raises(InputError, match=r"must not overwrite what exists: .*run.zarr does; .*pass overwrite=True"):
+    with pytest.raises(InputError, match=r"run.zarr exists; .*pass overwrite=True"):
         example("llama").save(path)
     assert_identical(normlens.open(path), example())
     example("llama").save(path, overwrite=True)
@@ -124,9 +124,9 @@ def test_overwriting_never_removes_what_is_no_analysis(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(InputError, match=r"the output must be writable: .*run.zarr is not"):
+    with pytest.raises(InputError, match=r"run.zarr cannot be written"):
         example().save(tmp_path / "file" / "run.zarr")
-    with pytest.raises(InputError, match=r"the output must be writable"):
+    with pytest.raises(InputError, match=r"cannot be written"):
         example().save("/proc/normlens/run.zarr")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -143,7 +143,7 @@ def test_opening_what_is_no_analysis(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must be as it was written: .*zarr.json was changed or damaged"):
         normlens.open(path)
     write_checksums(path)
-    with pytest.raises(InputError, match=r"has format 2: .* has 99; update normlens"):
+    with pytest.raises(InputError, match=r"has format 99, this version reads 2; update normlens"):
         normlens.open(path)
 
 
@@ -210,25 +210,25 @@ def test_several_kinds_of_site_must_be_chosen() -> None:
     for ask in (lambda: analysis["attn_n"], lambda: analysis.mixing_ratio("attn_n"), lambda: analysis.proof):
         with pytest.raises(InputError, match=r"several kinds of site \(encoder, decoder, cross\)"):
             ask()
-    with pytest.raises(InputError, match=r"one of encoder, decoder, cross for this model: got 'crosss'"):
+    with pytest.raises(InputError, match=r"one of encoder, decoder, cross for this model, got 'crosss'"):
         analysis.site("crosss")
     for name in ("attn_w", "attn_n"):
         with pytest.raises(InputError, match=f"{name} has no mixing ratio in cross-attention"):
             analysis.site("cross").mixing_ratio(name)
-    with pytest.raises(InputError, match=r"residual stands beside the parts in cross-attention only"):
+    with pytest.raises(InputError, match=r"is for cross-attention"):
         analysis.site("decoder").residual_norm("attnres_n")
 
 
 def test_what_was_not_asked_for_is_named() -> None:
     lens = Lens(tiny.make("bert"), tiny.tokenizer())
     few = lens.analyze("the cat", measures=["attn_w"])
-    with pytest.raises(InputError, match=r"'attn_n' was not; call analyze\(measures=\[…, 'attn_n'\]\)"):
+    with pytest.raises(InputError, match=r"'attn_n' was not computed; call analyze\(measures=\[…, 'attn_n'\]\)"):
         few["attn_n"]
-    with pytest.raises(InputError, match=r"one of alpha, f_norm, .*: got 'atn_n'"):
+    with pytest.raises(InputError, match=r"one of alpha, f_norm, .*, got 'atn_n'"):
         few["atn_n"]
-    with pytest.raises(InputError, match=r"that of 'attn_n' was not; call analyze\(mixing=\['attn_n'\]\)"):
+    with pytest.raises(InputError, match=r"'attn_n' was not computed; call analyze\(mixing=\['attn_n'\]\)"):
         few.mixing_ratio("attn_n")
-    with pytest.raises(InputError, match=r"belongs to one of attn_w, attn_n, .*: got 'alpha'"):
+    with pytest.raises(InputError, match=r"belongs to one of attn_w, attn_n, .*, got 'alpha'"):
         few.mixing_ratio("alpha")
 
 
@@ -244,7 +244,7 @@ def test_table_holds_every_number_once() -> None:
     assert row["key_token"].tolist() == [str(expected.key_token.values)]
     some = analysis.to_frame(["attn_n"])
     assert set(some["measure"]) == {"attn_n"} and set(some["site"]) == {"encoder", "decoder", "cross"}
-    with pytest.raises(InputError, match=r"a table needs measures that were kept"):
+    with pytest.raises(InputError, match=r"must be among those that were kept"):
         analysis.to_frame(["nothing"])
 
 
@@ -266,17 +266,17 @@ def test_difference_refuses_what_does_not_match(tmp_path: Path) -> None:
     lens = Lens(tiny.make("bert"), tiny.tokenizer())
     text = lens.analyze("the cat sat")
     cases = [
-        (lens.analyze("the dog sat"), "token by token"),
-        (lens.analyze("the cat"), "token by token"),
-        (lens.analyze("the cat sat", layers=[1, 2]), "layer by layer"),
-        (example("marian"), "site by site"),
+        (lens.analyze("the dog sat"), "different tokens"),
+        (lens.analyze("the cat"), "different tokens"),
+        (lens.analyze("the cat sat", layers=[1, 2]), "different layers"),
+        (example("marian"), "different sites"),
     ]
     for other, message in cases:
         with pytest.raises(InputError, match=message):
             normlens.difference(text, other)
-    with pytest.raises(InputError, match=r"layer by layer"):  # as many layers, but other ones
+    with pytest.raises(InputError, match=r"different layers"):  # as many layers, but other ones
         lens.analyze("the cat sat", layers=[1, 2]) - lens.analyze("the cat sat", layers=[2, 3])
-    with pytest.raises(InputError, match=r"measure by measure"):
+    with pytest.raises(InputError, match=r"no measure in common"):
         lens.analyze("the cat sat", measures=["alpha"]) - lens.analyze("the cat sat", measures=["x_norm"])
 
 

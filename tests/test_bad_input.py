@@ -22,17 +22,21 @@ def lens_of(family: str) -> Lens:
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "empty": ("bert", {"text": ""}, "the text must hold some words: it is empty; pass the sentence"),
     "blank": ("bert", {"text": " \n\t"}, "the text must hold some words: it is empty"),
-    "no texts": ("bert", {"text": []}, "at least one text is needed: the list is empty; pass some"),
+    "no texts": ("bert", {"text": []}, "the list of texts is empty"),
     "unknown tokens only": (
         "bert",
         {"text": "xyzzy plugh"},
         "every token of 'xyzzy plugh' is the unknown one; is this",
     ),
-    "target missing": ("marian", {"text": "the cat"}, "no target was given; pass target=… .*or generate=True"),
+    "target missing": (
+        "marian",
+        {"text": "the cat"},
+        "target is missing for an encoder-decoder model; pass target=… .*or generate=True",
+    ),
     "target where none belongs": (
         "bert",
         {"text": "the cat", "target": "a dog"},
-        "a target belongs to an encoder-decoder",
+        "target is for encoder-decoder",
     ),
     "empty target": ("t5", {"text": "the cat", "target": ""}, "the target must hold some words: it is empty"),
     "a layer that is no list": (
@@ -50,11 +54,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "layer too large": (
         "bert",
         {"text": "the cat", "layers": [4]},
-        r"must be one of 1 to 3: got 4 \(layers count from 1\)",
+        r"must be among 1 to 3, got 4 \(layers count from 1\)",
     ),
-    "layer zero": ("bert", {"text": "the cat", "layers": [0]}, "must be one of 1 to 3: got 0"),
-    "unknown word mode": ("bert", {"text": "the cat", "words": "sum"}, "one of norms, vectors, or None: got 'sum'"),
-    "unknown precision": ("bert", {"text": "the cat", "precision": "int8"}, "one of float32, float64: got 'int8'"),
+    "layer zero": ("bert", {"text": "the cat", "layers": [0]}, "must be among 1 to 3, got 0"),
+    "unknown word mode": ("bert", {"text": "the cat", "words": "sum"}, "one of norms, vectors, or None, got 'sum'"),
+    "unknown precision": ("bert", {"text": "the cat", "precision": "int8"}, "one of float32, float64, got 'int8'"),
     "batch of none": (
         "bert",
         {"text": "the cat", "batch_size": 0},
@@ -73,9 +77,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "pairs do not match": (
         "bert",
         {"text": ["a", "the"], "pair": ["cat"]},
-        "each text needs its pair: 2 texts, 1 pairs",
+        "got 2 texts and 1 pairs; each text needs its pair",
     ),
-    "one pair for many": ("bert", {"text": ["a", "the"], "pair": "cat"}, "a list of texts needs a list of pairs"),
+    "one pair for many": ("bert", {"text": ["a", "the"], "pair": "cat"}, "must be a list for a list of 2 texts"),
     "words unasked": ("bert", {"text": [["the", "cat"]]}, "must be a string: got list; pass pretokenized=True"),
     "empty word": ("bert", {"text": ["the", ""], "pretokenized": True}, "a list of words, none of them empty"),
 }
@@ -107,7 +111,7 @@ def test_truncation_is_asked_for_and_recorded() -> None:
     ids=["analyze", "stream", "explain"],
 )
 def test_text_without_a_tokenizer(use: Callable[[Lens, str], Any]) -> None:
-    with pytest.raises(InputError, match=r"a text needs a tokenizer: this lens has none; .*analyze_inputs"):
+    with pytest.raises(InputError, match=r"this lens has no tokenizer; .*analyze_inputs"):
         use(Lens(tiny.make("gpt2")), "the cat")
 
 
@@ -117,7 +121,7 @@ def test_a_family_that_cannot_be_read() -> None:
     config = transformers.MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
     model = transformers.MambaModel(config)
     before = snapshot(model)
-    with pytest.raises(AnatomyError, match=r"in 'mamba' no softmax met values"):
+    with pytest.raises(AnatomyError, match=r"'mamba' has no attention: no softmax met values"):
         Lens(model).anatomy  # noqa: B018
     assert snapshot(model) == before
 
@@ -128,7 +132,7 @@ def test_a_result_that_cannot_fit_says_how_much_and_what_would(monkeypatch: pyte
     monkeypatch.setattr(request, "available_bytes", lambda: 10)
     monkeypatch.setattr(request, "_ALWAYS_THERE", 0)
     lens = Lens(tiny.make("bert"), tiny.tokenizer_for("bert"))  # a request remembers how much always fits
-    with pytest.raises(InputError, match=r"must fit in memory.*leave out alpha and af_norm.*stream\(\)"):
+    with pytest.raises(InputError, match=r"GiB are free; leave out alpha and af_norm.*stream\(\)"):
         lens.analyze("the cat")
 
 

@@ -86,7 +86,7 @@ def test_singular_values_and_expansion_rates(family: str) -> None:
     values = lens.singular_values()
     rates = {"paper": lens.expansion_rate("paper"), "code": None}
     if family == "llama_bias":
-        with pytest.raises(InputError, match=r"needs heads as wide as the model.*48 and 24; ask for variant='paper'"):
+        with pytest.raises(InputError, match=r"heads of width 48 in a model of width 24.*pass variant='paper'"):
             lens.expansion_rate("code")
     else:
         rates["code"] = lens.expansion_rate("code")

@@ -161,7 +161,7 @@ def test_two_runs_do_not_write_one_output(
 
     monkeypatch.setattr(command.LineStyle, "line", other_run)
     assert run(*text, "--out", str(out))[0] == 0
-    assert "another process is at work in" in said[1] and str(out) in said[1]
+    assert "is locked by another normlens process" in said[1] and str(out) in said[1]
     assert out.read_text() == run(*text)[1] and not (tmp_path / "links.unfinished").exists()
 
 
@@ -171,7 +171,7 @@ def test_what_was_written_meanwhile_is_not_replaced(
     out = tmp_path / "links"
     monkeypatch.setattr(lens_module, "load", lambda name: out.write_text("mine") and lens("marian", seed=int(name)))
     code, _, message = run(*text, "--out", str(out))
-    assert code == 2 and "must not overwrite what exists" in message and out.read_text() == "mine"
+    assert code == 2 and "exists; choose another path" in message and out.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["links", "links.unfinished", "links.run.json", "missing/links"])
@@ -201,7 +201,7 @@ def test_a_run_is_not_resumed_as_another(text: list[str], tmp_path: Path) -> Non
     (tmp_path / "links").write_text("0-0\n" * 7)
     assert "was changed or damaged" in run(*text, *out, "--resume")[2]
     record.unlink()
-    assert "left its record" in run(*text, *out, "--resume")[2]
+    assert "cannot be resumed" in run(*text, *out, "--resume")[2]
     assert "--out" in run(*text, "--resume")[2]
 
 
@@ -210,7 +210,7 @@ def test_nothing_is_overwritten_unasked(text: list[str], tmp_path: Path) -> None
     before = source.read_bytes()
     for flags in ([], ["--overwrite"], ["--resume"]):
         code, _, message = run(*text, "--out", str(source), *flags)
-        assert code == 2 and "an output must not be an input" in message and source.read_bytes() == before
+        assert code == 2 and "is an input of this run" in message and source.read_bytes() == before
     out.write_text("a thesis")
     code, _, message = run(*text, "--out", str(out))
     assert code == 2 and "--overwrite" in message and out.read_text() == "a thesis"
@@ -280,8 +280,8 @@ def test_a_page_shows_one_pair_with_its_reference_framed(text: list[str], tmp_pa
     run(*text, "--out", str(out))
     _, _, notes = run(*text, "--out", str(out), "--resume", "--page", str(tmp_path / "again.html"))
     assert "is whole already" in notes and (tmp_path / "again.html").exists()
-    assert "it has no line 99" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "99")[2]
+    assert "the input has no line 99" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "99")[2]
     assert "give --page" in run(*text, "--gold", str(gold))[2]
-    assert "has 2, not 3" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "3", "--gold", str(gold))[2]
-    assert "not pipes" in run(*text[:3], "/dev/null", *text[4:], "--page", str(tmp_path / "x.html"))[2]
+    assert "has 2 lines, the page shows pair 3" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "3", "--gold", str(gold))[2]
+    assert "got a pipe" in run(*text[:3], "/dev/null", *text[4:], "--page", str(tmp_path / "x.html"))[2]
     assert not (tmp_path / "x.html").exists()

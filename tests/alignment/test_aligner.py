@@ -77,7 +77,7 @@ def test_heads_and_weights_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer": 4}, "one of 1, 2, 3: got 4"),
+        ({"layer": 4}, "one of 1, 2, 3 for marian, got 4"),
         ({"layer": "last"}, "auto, best, or numbers"),
         ({"setting": "in"}, "awi, awo"),
         ({"extract": "viterbi"}, "extraction"),
@@ -119,13 +119,13 @@ def test_a_saved_choice_is_taken_over_for_what_it_was_chosen_for(tmp_path: Path)
     assert next(second.align(SENTENCES[4:])).links == [*first.align(SENTENCES)][4].links
     assert json.loads((tmp_path / "choice.json").read_text())["pairs"] == {"forward": 5, "reverse": 5}
     for settings, message in (
-        ({"setting": "awo"}, "setting was awi"),
-        ({"measure": "attn_w"}, "measure was attn_n"),
-        ({"layer": 2}, "given or read"),
+        ({"setting": "awo"}, "chosen for setting awi"),
+        ({"measure": "attn_w"}, "chosen for measure attn_n"),
+        ({"layer": 2}, "exclude each other"),
     ):
         with pytest.raises(InputError, match=message):
             Aligner(lens("marian"), lens("marian", seed=1), layers_from=tmp_path / "choice.json", **settings)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="models was"):
+    with pytest.raises(InputError, match="chosen for models"):
         Aligner(lens("marian"), layers_from=tmp_path / "choice.json")
     for content in ("", "{}", "[]", '{"normlens_layers": 1, "layers": 3}'):
         (tmp_path / "bad").write_text(content)
@@ -135,7 +135,7 @@ def test_a_saved_choice_is_taken_over_for_what_it_was_chosen_for(tmp_path: Path)
 
 def test_views_have_no_null_column() -> None:
     for settings in ({"combine": "views", "extract": "argmax"}, {"combine": "views", "symmetrize": "union"}):
-        with pytest.raises(InputError, match=r"mutual or share|by mean"):
+        with pytest.raises(InputError, match=r"mutual or share|joins directions by product"):
             Aligner(lens("marian"), lens("marian", seed=1), **settings)  # type: ignore[arg-type]
     assert Aligner(lens("marian"), extract="argmax").choices.combine == "mean"
 
@@ -180,7 +180,7 @@ def test_a_decoder_only_model_aligns_in_a_prompt() -> None:
     late = aligner.forward.encoder("a house", " ".join(["maison"] * 150))
     assert late.problem is not None and "the model takes 120" in late.problem
     for prompt in ("no places", "{target} {source}", "{source}{target}"):
-        with pytest.raises(InputError, match="A prompt holds"):
+        with pytest.raises(InputError, match="prompt must hold"):
             Aligner(model, prompt=prompt)
-    with pytest.raises(InputError, match="a prompt with"):
+    with pytest.raises(InputError, match="in its prompt"):
         Aligner(lens("marian"), prompt=prompts["prompt"])

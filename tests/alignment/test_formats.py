@@ -62,7 +62,7 @@ def test_an_empty_line_is_a_pair_without_links_and_an_empty_file_has_none(tmp_pa
 
 @pytest.mark.parametrize("text", ["0-a", "1:2", "0-1-2", "hello", "-1-0"])
 def test_what_is_not_a_link_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="A link is written"):
+    with pytest.raises(InputError, match="which is no link"):
         parse_line(text)
 
 

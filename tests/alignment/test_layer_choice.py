@@ -77,9 +77,9 @@ def test_where_no_layer_stands_out_the_best_one_is_taken() -> None:
 
 
 def test_no_text_and_unknown_settings_are_errors() -> None:
-    with pytest.raises(InputError, match="only be chosen on text"):
+    with pytest.raises(InputError, match="no words have been seen"):
         Agreement.empty(LAYERS).auto("awi")
     with pytest.raises(InputError, match="awi, awo"):
         Agreement.of(LAYERS, *maps(1)).auto("in")
-    with pytest.raises(InputError, match="same layers"):
+    with pytest.raises(InputError, match="different layers"):
         Agreement.empty((1,)) + Agreement.empty((2,))

@@ -217,7 +217,7 @@ def test_a_long_text_is_translated_by_its_sentences() -> None:
         " ".join(translate(sentences * 4)),
         *translate(sentences[:1]),
     ]
-    with pytest.raises(InputError, match="must fit the model"):
+    with pytest.raises(InputError, match="the model takes 40"):
         translate(["house " * 100])
 
 

@@ -120,7 +120,7 @@ def test_wrong_questions_are_answered_with_what_to_do(text: list[str], tmp_path:
         (["--format", "html", *target, "--translate"], "leave out"),
         (["--format", "html", *target, "--resume"], "--out"),
         (["--format", "html", "--target", str(tmp_path / "nothing")], "does not"),
-        (["--format", "html", *target, "--out", str(tmp_path / "source")], "must not be an input"),
+        (["--format", "html", *target, "--out", str(tmp_path / "source")], "is an input of this run"),
         (["--format", "html", *target, "--words", "verses"], "'text', 'spaces'"),
     ):
         code, out, said = run(*text, *arguments)
@@ -169,7 +169,7 @@ def test_a_page_shows_one_sentence_with_its_marks(
         (["--page-line", "2"], "give --page"),
         (["--page", str(tmp_path / "x"), "--page-line", "99"], "no sentence 99"),
         (["--page", str(tmp_path / "x"), "--page-line", "3"], "<b> is not"),
-        (["--page", str(tmp_path / "source")], "must not be an input"),
+        (["--page", str(tmp_path / "source")], "is an input of this run"),
     ):
         code, _, said = run(*asked, *arguments)
         assert code == 2 and message in said

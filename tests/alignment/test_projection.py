@@ -102,7 +102,7 @@ def test_scores_say_what_agrees() -> None:
 
 
 def test_links_must_be_of_the_pair() -> None:
-    with pytest.raises(InputError, match="not among 1 source and 1 target"):
+    with pytest.raises(InputError, match="outside of the 1 source and 1 target"):
         project_marks(MarkedText("a"), [(0, 1)], "b", [(0, 1)], {(0, 1): 1.0})
 
 

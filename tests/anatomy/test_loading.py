@@ -65,8 +65,8 @@ def configured(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: change_config(folder, **changes)
 
 
-WHOLE = "a model's files must be whole and belong together: .* did not load"
-TOKENIZER = "a model folder with a tokenizer must hold a whole one: .* cannot be read"
+WHOLE = "did not load"
+TOKENIZER = "the tokenizer of .* cannot be read"
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "weights cut": (halve("model.safetensors"), WHOLE),
     "weights empty": (replace("model.safetensors", b""), WHOLE),
@@ -84,12 +84,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a huge vocabulary": (configured(vocab_size=10**12), WHOLE),
     "a width of text": (configured(hidden_size="wide"), WHOLE),
     "no heads": (configured(num_attention_heads=0), WHOLE),
-    "fewer heads than none": (configured(num_attention_heads=-1), "at least 0 heads: .* num_attention_heads = -1"),
-    "layers without end": (configured(num_hidden_layers=10**12), "at most 10000 layers.* num_hidden_layers = 1000"),
-    "more layers than weights": (configured(num_hidden_layers=5), "must come from the checkpoint: .* would be random"),
+    "fewer heads than none": (configured(num_attention_heads=-1), "num_attention_heads = -1, .*at least 0 heads"),
+    "layers without end": (configured(num_hidden_layers=10**12), "num_hidden_layers = 1000.*at most 10000 layers"),
+    "more layers than weights": (configured(num_hidden_layers=5), "has no weights for .* would be random"),
     "a layer's weights are missing": (
         lambda folder: drop_weights(folder, "encoder.layer.1.attention"),
-        r"has none for encoder\.layer\.1\.attention\.output\.LayerNorm\.bias and \d+ others, which would be random",
+        r"has no weights for encoder\.layer\.1\.attention\.output\.LayerNorm\.bias and \d+ others, which would be random",
     ),
     "a class that is no model": (configured(architectures=["pipeline", 7], model_type="no such"), WHOLE),
     "tokenizer cut": (halve("tokenizer.json"), TOKENIZER),
@@ -126,13 +126,13 @@ def test_a_pooler_that_a_head_reads_may_not(tmp_path: Path) -> None:
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     assert isinstance(load_pretrained(str(tmp_path), None)[0], transformers.BertForSequenceClassification)
     drop_weights(tmp_path, "bert.pooler.")
-    with pytest.raises(ModelError, match=r"has none for bert\.pooler\.dense\.bias and 1 others"):
+    with pytest.raises(ModelError, match=r"has no weights for bert\.pooler\.dense\.bias and 1 others"):
         normlens.load(tmp_path)
 
 
 def test_a_size_that_differs_is_not_filled_with_random_numbers(folder: Path) -> None:
     change_config(folder, vocab_size=70)
-    with pytest.raises(ModelError, match=r"must come from the checkpoint: .*embeddings\.word_embeddings\.weight"):
+    with pytest.raises(ModelError, match=r"has no weights for embeddings\.word_embeddings\.weight"):
         normlens.load(folder, ignore_mismatched_sizes=True)
 
 
@@ -146,7 +146,7 @@ def test_a_folder_without_a_tokenizer_has_none(folder: Path) -> None:
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
 def test_an_index_must_not_leave_its_folder(folder: Path, index: str, name: Any) -> None:
     (folder / index).write_text(json.dumps({"weight_map": {"embeddings.weight": name}}))
-    with pytest.raises(ModelError, match=r"an index of weights (names files in its own folder|maps each weight)"):
+    with pytest.raises(ModelError, match=r"(a file outside of its own folder|maps each weight)"):
         normlens.load(folder)
 
 
@@ -173,7 +173,7 @@ def test_gguf_files_are_found_or_chosen(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=WHOLE):  # it was found, and read
         normlens.load(tmp_path)
     (tmp_path / "b.gguf").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match=r"holds a\.gguf, b\.gguf; choose one with gguf_file=… \(--gguf-file"):
+    with pytest.raises(ModelError, match=r"holds several GGUF files \(a\.gguf, b\.gguf\); choose one with gguf_file=… \(--gguf-file"):
         normlens.load(tmp_path)
     with pytest.raises(ModelError, match=r"has no 'c\.gguf'; check the name"):
         normlens.load(tmp_path, gguf_file="c.gguf")
@@ -195,9 +195,9 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch: pytest.Monkey
 
 
 def test_a_name_that_is_neither_a_folder_nor_on_the_hub() -> None:
-    with pytest.raises(ModelError, match="'a/b/c' is neither; check the path"):
+    with pytest.raises(ModelError, match="'a/b/c' is neither a folder nor a hub name"):
         normlens.load("a/b/c")
-    with pytest.raises(ModelError, match="got an empty one"):
+    with pytest.raises(ModelError, match="the model's name is empty"):
         normlens.load("")
     with pytest.raises(ModelError, match="is not a folder; check the path"):
         normlens.load("/" + "x" * 5000)
@@ -206,8 +206,8 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("bert-base-uncased", r"got str; to load one, write normlens\.load\('bert-base-uncased'\)"),
-        (None, r"got NoneType; to load one, write normlens\.load\(name or folder\)"),
+        ("bert-base-uncased", r"got str; to load a model, write normlens\.load\('bert-base-uncased'\)"),
+        (None, r"got NoneType; to load a model, write normlens\.load\(name or folder\)"),
     ],
 )
 def test_a_lens_needs_a_model(given: Any, sentence: str) -> None:
@@ -216,7 +216,7 @@ def test_a_lens_needs_a_model(given: Any, sentence: str) -> None:
 
 
 def test_folders_that_are_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"a model folder holds a config.json: .* has none; is it the right folder"):
+    with pytest.raises(ModelError, match=r"has no config.json; is it the right folder"):
         normlens.load(tmp_path)
     with pytest.raises(ModelError, match=r"is not a folder; check the path"):
         normlens.load(tmp_path / "missing")
@@ -231,7 +231,7 @@ def test_remote_code_is_not_run(tmp_path: Path) -> None:
         '{"model_type": "strange", "auto_map": {"AutoConfig": "strange.Config", "AutoModel": "strange.Model"}}'
     )
     (tmp_path / "strange.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match=r"must load without running code of its own"):
+    with pytest.raises(ModelError, match=r"needs code of its own, which normlens never runs"):
         normlens.load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -250,7 +250,8 @@ def test_weights_packed_low_bit() -> None:
     model = tiny.make("bert")
     model.pooler.dense.weight = nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), requires_grad=False)
     with pytest.raises(
-        ModelError, match=r"pooler.dense.weight holds torch.int8, packed low-bit; load the model in full"
+        ModelError,
+        match=r"pooler.dense.weight holds torch.int8, packed low-bit, which is not supported; load the model in full",
     ):
         Lens(model)
     model = tiny.make("bert")
@@ -294,5 +295,5 @@ def test_sentence_transformers_are_taken_by_the_transformer_in_them(whole: Path)
         states = lens.model(**inputs).last_hidden_state[0].mean(0)
     given = torch.as_tensor(model.encode(["the man went"])[0])
     torch.testing.assert_close(states / states.norm(), given / given.norm(), atol=1e-5, rtol=1e-4)
-    with pytest.raises(ModelError, match="has none of transformers'"):
+    with pytest.raises(ModelError, match="holds no Transformer of transformers"):
         normlens.Lens(library.SentenceTransformer(modules=[torch.nn.Identity()], device="cpu"))

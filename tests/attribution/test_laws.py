@@ -58,7 +58,7 @@ def test_a_pass_leaves_no_graph_behind(family: str, wanted: TermSelection, integ
 def test_a_pass_that_fails_leaves_no_graph_behind() -> None:
     run = Run(headed("bert"), {"input_ids": ids_of(6)[None]}, TermSelection(), integrated=False)
     leaf = weakref.ref(run.observer.stacks[0].leaf)
-    with pytest.raises(AnatomyError, match="needs a way from the input vectors"):
+    with pytest.raises(AnatomyError, match="cuts the way from the input vectors"):
         run.explain(lambda output: output.logits[:, 3, 11].detach())
     del run
     gc.collect()
@@ -219,7 +219,7 @@ def test_bad_requests(options: dict[str, Any], says: str) -> None:
 def test_masked_models_are_asked_at_their_mask() -> None:
     lens = Lens(headed("bert", torch.float32), tiny.tokenizer("both"))
     assert lens.explain("the cat [MASK] on", output="sat").provenance["position"] == 3
-    with pytest.raises(InputError, match="the text has none"):
+    with pytest.raises(InputError, match="the text has no mask"):
         lens.explain("the cat sat", output="red")
     with pytest.raises(InputError, match="has 2"):
         lens.explain("the [MASK] [MASK]", output="red")
@@ -300,7 +300,7 @@ def test_edges_that_do_not_fit_are_refused_before_the_pass(monkeypatch: pytest.M
     lens = Lens(headed("llama", torch.float32))
     calls: list[int] = []
     lens.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    with pytest.raises(InputError, match=r"edges must fit in memory: they take .*edges_top"):
+    with pytest.raises(InputError, match=r"the edges take .*edges_top"):
         lens.explain_inputs({"input_ids": ids_of(30)[None]}, output=3, parts=["edges"])
     assert not calls
     lens.explain_inputs({"input_ids": ids_of(30)[None]}, output=3)  # without edges it does fit
@@ -429,9 +429,9 @@ def test_token_classification_at_a_position() -> None:
 @pytest.mark.parametrize(
     ("family", "text", "options", "says"),
     [
-        ("bert", "the [MASK] sat", {"output": "red tree"}, "step by step by a causal language model: BertForMaskedLM"),
+        ("bert", "the [MASK] sat", {"output": "red tree"}, "must be one token for BertForMaskedLM"),
         ("bert", "the [MASK] sat", {"generate": True}, "BertForMaskedLM does not"),
-        ("marian", "the cat sat", {"target": "a mat", "output": "red tree"}, "MarianMTModel is none"),
+        ("marian", "the cat sat", {"target": "a mat", "output": "red tree"}, "must be one token for MarianMTModel"),
         ("marian", "the cat sat", {"target": "a mat", "generate": True}, "drop them"),
         ("llama", "the cat sat", {"edges_top": 0}, "at least 1"),
     ],

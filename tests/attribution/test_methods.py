@@ -188,7 +188,7 @@ def test_what_is_taken_away() -> None:
     lens, item = _lens("gpt2"), _item("gpt2")
     assert erasing.without(lens, item, {5}, "delete").position == 4
     assert erasing.without(lens, item, {1}, "zero").blank == {1}
-    with pytest.raises(InputError, match="keep at least one token"):
+    with pytest.raises(InputError, match="all tokens of an item would be deleted"):
         erasing.without(lens, item, set(range(6)), "delete")
     with pytest.raises(InputError, match="one of delete, mask, zero"):
         erasing.check_way(lens, "burn")
@@ -219,7 +219,7 @@ def test_a_method_of_ones_own_is_held_to_its_shape() -> None:
 
 
 def test_models_with_two_sides_are_refused() -> None:
-    with pytest.raises(InputError, match="reads one and writes another"):
+    with pytest.raises(InputError, match="reads one text and writes another"):
         scores(Lens(headed("t5")), [_item("gpt2")], "random")
 
 

@@ -156,7 +156,7 @@ def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell:
         ("causal", ("the cat", "--position", "9"), "0 to 1"),
         ("causal", ("the cat", "--part", "norms"), "parts must be a list of tokens"),
         ("causal", ("the cat", "--target", "Katze"), "encoder-decoder"),
-        ("masked", ("the cat", "--output", "red"), "asked at its mask"),
+        ("masked", ("the cat", "--output", "red"), "the text has no mask"),
         ("masked", ("the [MASK]", "--output", "red tree"), "one token"),
         ("masked", ("the [MASK]", "--generate"), "a model that writes"),
         ("labelled", ("the cat", "--output", "great"), "one of the labels bad, fine, good"),

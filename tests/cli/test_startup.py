@@ -62,12 +62,15 @@ def test_help_and_version_import_no_model_library(arguments: tuple[str, ...], tm
         (("analyze",), "missing argument 'text'; see `normlens analyze --help`"),
         (("aer", "links", "--gold", "gold", "--worst", "many"), "invalid value for '--worst'"),
         (("corpus", "wiki.txt"), "missing option '--out'; see `normlens corpus --help`"),
-        (("aer", "links", "--gold", "gold", "--source", "text"), "give --source and --target together"),
+        (("aer", "links", "--gold", "gold", "--source", "text"), "--source and --target belong together"),
         (("view", "text", "--span", "one"), "a span is START:STOP"),
-        (("analyze", "text", "--out", "/proc/nowhere"), "the output must be writable: /proc/nowhere"),
-        (("reproduce", "nothing"), "an experiment is one of"),
-        (("align", "--model", "m", "--source", "s", "--target", "t", "--resume"), "give --out with --resume"),
-        (("align", "--model", "m", "--source", "s", "--target", "t"), "files that exist: s does not"),
+        (("analyze", "text", "--out", "/proc/nowhere"), "/proc/nowhere/analysis.zarr cannot be written"),
+        (("reproduce", "nothing"), "an experiment must be one of"),
+        (
+            ("align", "--model", "m", "--source", "s", "--target", "t", "--resume"),
+            "--resume needs the file to go on with",
+        ),
+        (("align", "--model", "m", "--source", "s", "--target", "t"), "s does not exist"),
     ],
 )
 def test_a_usage_error_is_one_sentence_and_imports_no_model_library(

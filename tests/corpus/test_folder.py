@@ -167,6 +167,6 @@ def test_damaged_results_are_not_opened(lens, text_file: Path, tmp_path: Path) -
 
 def test_a_folder_holds_one_run_at_a_time(lens, text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out", "run"), pytest.raises(InputError, match="another process is at work in"):
+    with locked(tmp_path / "out", "run"), pytest.raises(InputError, match="is locked by another normlens process"):
         lens.corpus(text_file, tmp_path / "out")
     assert not RunFolder(tmp_path / "out").unfinished.exists()

@@ -82,7 +82,7 @@ def test_from_s3_to_s3_and_stopped_on_the_way(lens, bucket: str, tmp_path: Path,
 def test_mistakes_are_one_sentence(lens, bucket: str, text_file: Path, tmp_path: Path) -> None:
     for source, out, message in (
         (f"{bucket}/none.txt", tmp_path / "out", "there is no 's3://corpora/none.txt'"),
-        (text_file, "s3://nowhere/out", "must be writable"),
+        (text_file, "s3://nowhere/out", "cannot be written"),
         (text_file, "odd://bucket/out", "odd:// addresses need fsspec"),
         (f"{bucket}/x/statistics.parquet", f"{bucket}/x", "would be overwritten"),
     ):

@@ -70,5 +70,5 @@ def test_every_picture_says_what_it_shows(lens: Lens, text_file: Path, tmp_path:
     lines = figures[1].axes[0].get_lines()
     shares = np.sum([line.get_ydata() for line in lines], axis=0)
     np.testing.assert_allclose(shares, 1.0, rtol=1e-5)  # the categories' shares of the weight add up
-    with pytest.raises(InputError, match="none of"):
+    with pytest.raises(InputError, match="is not in the sample"):
         result.plot_scatter("nonsense", "alpha")

@@ -202,8 +202,8 @@ def test_shell(tiny_lens: Lens, tiny_text: Path, tmp_path: Path, monkeypatch: py
 def test_shell_refuses(tiny_lens: Lens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normlens.cli.commands.reproduce.open_lens", lambda model: tiny_lens)
     for arguments, words in (
-        (["kobayashi2019"], "an experiment is one of"),
-        (["kobayashi2021", "--data", str(tmp_path / "none.txt")], "files that exist"),
+        (["kobayashi2019"], "an experiment must be one of"),
+        (["kobayashi2021", "--data", str(tmp_path / "none.txt")], "does not exist"),
         (["kobayashi2020-nmt"], "needs a model and gold alignments"),
     ):
         found = CliRunner().invoke(build(), ["reproduce", *arguments, "--out", str(tmp_path / "out")])

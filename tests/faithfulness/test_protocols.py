@@ -114,15 +114,15 @@ def test_evidence_is_read_and_what_cannot_be_asked_is_counted(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda p: p / "nothing.csv", "must be readable"),
-        (lambda p: _evidence(p, [("", "a", "b", "c")]), "rows that can be asked"),
+        (lambda p: p / "nothing.csv", "cannot be read"),
+        (lambda p: _evidence(p, [("", "a", "b", "c")]), "has no usable row"),
         (lambda p: _texts(p), "has the columns one_prefix_prefix"),
     ],
 )
 def test_files_that_are_no_evidence(make: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
         read_evidence(_causal(), make(tmp_path))
-    with pytest.raises(InputError, match="causal language model is asked"):
+    with pytest.raises(InputError, match="is no causal language model"):
         read_evidence(_classifier(), _evidence(tmp_path))
 
 
@@ -216,10 +216,10 @@ def test_published_numbers_stand_beside_their_own_model_and_data_alone(tmp_path:
     ("given", "sentence"),
     [
         ({"methods": ["nothing"]}, "a method must be one of"),
-        ({"methods": ["random", "random"]}, "each method once"),
-        ({"protocols": ["nothing"]}, "a protocol is one of evidence, deletion, agreement, sanity"),
-        ({"protocols": ["evidence"]}, "needs files that name it"),
-        ({"how": "burn"}, "taken away by one of"),
+        ({"methods": ["random", "random"]}, "a method is named twice"),
+        ({"protocols": ["nothing"]}, "protocol must be one of evidence, deletion, agreement, sanity"),
+        ({"protocols": ["evidence"]}, "names no evidence"),
+        ({"how": "burn"}, "removal must be one of"),
     ],
 )
 def test_wrong_questions_get_a_sentence(given: Any, sentence: str, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_wrong_questions_get_a_sentence(given: Any, sentence: str, tmp_path: Pat
     sample = read_texts(lens, _texts(tmp_path))
     with pytest.raises(InputError, match=sentence):
         faithfulness.study(lens, [sample], **{"methods": ["random"], "protocols": ["agreement"]} | given)
-    with pytest.raises(InputError, match="needs data"):
+    with pytest.raises(InputError, match="no file of evidence or of texts"):
         faithfulness.study(lens, [])
 
 
@@ -282,10 +282,10 @@ def test_the_command_prints_a_table_a_verdict_and_a_signature(saved: Path, shell
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], "give --evidence or --texts"),
-        (["--evidence", "e.csv", "--texts", "t.txt"], "one of the two"),
+        ([], "give either --evidence or --texts"),
+        (["--evidence", "e.csv", "--texts", "t.txt"], "give either --evidence or --texts"),
         (["--evidence", "e.csv", "--method", "x"], "a method must be one of"),
-        (["--evidence", "e.csv", "--protocol", "x"], "a protocol is one of"),
+        (["--evidence", "e.csv", "--protocol", "x"], "protocol must be one of"),
         (["--evidence", "e.csv", "--removal", "x"], "is not one of 'delete', 'mask', 'zero'"),
     ],
 )

@@ -65,5 +65,5 @@ def test_a_difference_is_taken_item_by_item() -> None:
 
 def test_what_has_no_number_is_not_counted_and_nothing_is_an_error() -> None:
     assert estimate([np.array([1.0, np.nan])]).count == 1
-    with pytest.raises(InputError, match="at least one item"):
+    with pytest.raises(InputError, match="no item has a number"):
         estimate([np.array([np.nan])])

@@ -107,7 +107,7 @@ def test_alpha_is_compared_with_what_the_model_shows(monkeypatch: pytest.MonkeyP
         surveying, "shown_attentions", lambda *args: {k: [t.roll(1, 1) for t in v] for k, v in shown(*args).items()}
     )
     report = check_family("bert")
-    assert report.status == "refused" and "alpha must be the model's attention weight" in report.reason
+    assert report.status == "refused" and "from the attention weights that the model returns" in report.reason
 
 
 def test_progress_is_reported() -> None:
@@ -118,7 +118,7 @@ def test_progress_is_reported() -> None:
 
 def test_a_worker_that_dies_ends_the_survey_with_a_sentence() -> None:
     """And a driver that dies takes its workers along."""
-    with pytest.raises(NormlensError, match=r"one of 2 was killed.*fewer --workers"):
+    with pytest.raises(NormlensError, match=r"one of 2 processes was killed.*fewer --workers"):
         kill_during_survey(lambda worker: os.kill(worker.pid, signal.SIGKILL))
     driver = subprocess.Popen(
         [sys.executable, "-c", "from normlens.families.table import check_families; check_families(workers=2)"],

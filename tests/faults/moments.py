@@ -311,5 +311,5 @@ class Bench:
         both = [self._start(out), start(lambda: run(self.model, self.source, out), out.with_suffix(".err2"))]
         codes = sorted(driver.wait() for driver in both)
         said = "".join(driver.errors.read_text() for driver in both)
-        fine = codes == [0, 0] or (codes == [0, 2] and "another process is at work" in said)
+        fine = codes == [0, 0] or (codes == [0, 2] and "is locked by another normlens process" in said)
         return self._finish("local: two at once", "", out, 0, 0.0, "" if fine else f"ended with {codes}: {said[-300:]}")

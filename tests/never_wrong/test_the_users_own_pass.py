@@ -45,13 +45,13 @@ class Wrapper(nn.Module):
 
 
 WAYS = {
-    "embeddings doubled": "must compute the same under capture as when it is called",
-    "called twice": "the analysed pass must be the user's",
-    "mask forgotten": "must compute the same under capture as when it is called",
-    "order turned": "must compute the same under capture as when it is called",
-    "layers one by one": "the analysed pass must be the user's",
-    "encoder alone": "must compute the same under capture as when it is called",
-    "never called": "the analysed pass must be the user's",
+    "embeddings doubled": "under capture differs from its own",
+    "called twice": "gives tensors of shape",
+    "mask forgotten": "under capture differs from its own",
+    "order turned": "under capture differs from its own",
+    "layers one by one": "gives tensors of shape",
+    "encoder alone": "under capture differs from its own",
+    "never called": "gives tensors of shape",
 }
 
 
@@ -71,7 +71,7 @@ def test_a_wrapper_that_changes_its_ways_is_compared_again() -> None:
     for left, right in zip(plain, Lens(wrapper.base_model).analyze_inputs({"input_ids": IDS}), strict=True):
         assert_same(left, right, 0)
     wrapper.way = "embeddings doubled"
-    with pytest.raises(DecompositionError, match="must compute the same under capture"):
+    with pytest.raises(DecompositionError, match="under capture differs from its own"):
         lens.analyze_inputs({"input_ids": IDS})
 
 
@@ -102,7 +102,7 @@ def prompted(family: str, kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
 def test_learnt_prompts_are_refused(family: str, kind: str) -> None:
     model, inputs = prompted(family, kind)
     before = snapshot(model)
-    with pytest.raises(DecompositionError, match=r"the user's|the same under capture"):
+    with pytest.raises(DecompositionError, match=r"gives tensors of shape|under capture differs"):
         Lens(model).analyze_inputs(inputs)
     assert snapshot(model) == before
 
@@ -112,5 +112,5 @@ def test_a_prompt_that_was_turned_off_for_a_while() -> None:
     lens = Lens(model)
     with model.disable_adapter():  # type: ignore[operator]
         lens.analyze_inputs(inputs)
-    with pytest.raises(DecompositionError, match=r"the user's|the same under capture"):
+    with pytest.raises(DecompositionError, match=r"gives tensors of shape|under capture differs"):
         lens.analyze_inputs(inputs)

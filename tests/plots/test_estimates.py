@@ -36,5 +36,5 @@ def test_words_stay_on_the_sheet_and_apart() -> None:
 
 
 def test_nothing_to_draw_is_an_error() -> None:
-    with pytest.raises(InputError, match="at least one column"):
+    with pytest.raises(InputError, match="no column or no row"):
         plot_estimates([], ROWS)

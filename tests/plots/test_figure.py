@@ -94,10 +94,10 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="missing"):
         save_figure(small_map(), tmp_path / "missing" / "map")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="folder"):
+    with pytest.raises(InputError, match="cannot be written"):
         save_figure(small_map(), tmp_path / "file" / "map")
     (tmp_path / "map.svg").mkdir()
-    with pytest.raises(InputError, match="folder"):
+    with pytest.raises(InputError, match="cannot be written"):
         save_figure(small_map(), tmp_path / "map")
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".draft")]
     with pytest.raises(InputError, match="name"):

@@ -37,7 +37,7 @@ def test_own_scales_of_heads() -> None:
     figure = plot_heads(array.sel(layer=2), scale="panel")
     for ax, head in zip(figure.axes, array.sel(layer=2).values, strict=False):
         np.testing.assert_allclose(image(ax), head / head.max())
-    with pytest.raises(InputError, match="contradicts"):
+    with pytest.raises(InputError, match="exclude each other"):
         plot_heads(array, scale="panel", high=1.0)
 
 

@@ -33,5 +33,5 @@ def test_the_upper_end_is_the_clouds_own_then_the_callers() -> None:
     clouds = [cloud([1.0], [0.4], top=1.0), cloud([1.0], [0.4])]
     own, callers = plot_points(clouds, "x", lowest=0.1, highest=1.0, shared=False, top=7.0).axes
     assert (own.get_ylim()[1], callers.get_ylim()[1]) == (1.0, 7.0)
-    with pytest.raises(InputError, match="at least one point"):
+    with pytest.raises(InputError, match="a cloud has no points"):
         plot_points([cloud([], [])], "x", lowest=0.1, highest=1.0)

@@ -40,7 +40,7 @@ def test_ticks_of_the_callers_stand_between_places_too() -> None:
 
 
 def test_a_curve_without_a_value_for_each_place_is_refused() -> None:
-    with pytest.raises(InputError, match="one value per place"):
+    with pytest.raises(InputError, match="a curve has more or fewer values"):
         plot_series([panel("", [1.0, 2.0])], ["a"], "layer")
-    with pytest.raises(InputError, match="'empty' has none"):
+    with pytest.raises(InputError, match="'empty' has no finite value"):
         plot_series([panel("empty", [np.nan])], ["a"], "layer")

@@ -86,7 +86,7 @@ def test_a_lower_end_is_marked_as_clipping() -> None:
 
 @pytest.mark.parametrize("high", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_upper_end_is_a_positive_number(high: float) -> None:
-    with pytest.raises(InputError, match="upper end"):
+    with pytest.raises(InputError, match="high must be a positive number"):
         scale_of([np.array([2.0])], high=high)
 
 

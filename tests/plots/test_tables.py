@@ -35,5 +35,5 @@ def test_a_table_keeps_to_a_scale_of_its_own_and_writes_its_numbers() -> None:
 
 
 def test_a_row_for_each_layer_is_needed() -> None:
-    with pytest.raises(InputError, match="one row per layer"):
+    with pytest.raises(InputError, match="more or fewer rows than there are layers"):
         plot_head_tables([HeadTable("a", "norm", VALUES)], [1, 2, 3])

@@ -129,8 +129,8 @@ def test_the_shell_writes_a_page_for_a_text_and_for_a_run(tmp_path, analysis, sh
     [
         (["view", "x", "--span", "4"], "a span is START:STOP"),
         (["view", "x", "--out", "/nowhere/at/all.html"], "existing folder"),
-        (["view", "x", "--out", "{foreign}"], "must not overwrite"),
-        (["view", "{run}", "--target", "y"], "a saved run is shown as it is"),
+        (["view", "x", "--out", "{foreign}"], "exists; choose another path"),
+        (["view", "{run}", "--target", "y"], "is a saved run"),
     ],
 )
 def test_a_mistake_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path, analysis, shell, arguments, message) -> None:
@@ -143,7 +143,7 @@ def test_a_mistake_on_the_shell_is_one_sentence_and_exit_code_2(tmp_path, analys
 
 
 def test_a_span_beyond_the_text_is_refused(analysis) -> None:
-    with pytest.raises(InputError, match="positions: got 90 to 95"):
+    with pytest.raises(InputError, match="positions, got 90 to 95"):
         analysis_page(analysis, span=(90, 95))
 
 

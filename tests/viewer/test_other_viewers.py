@@ -33,9 +33,9 @@ def test_circuitsvis_takes_the_arguments() -> None:
     assert one.to_circuitsvis(2, "attn_n")["attention"].shape == (1, 16, 16)
     with pytest.raises(InputError, match="self-attention only"):
         analysis(cross=True).to_circuitsvis(1, site="cross")
-    with pytest.raises(InputError, match="layers of this run"):
+    with pytest.raises(InputError, match="layer must be one of"):
         one.to_circuitsvis(7)
-    with pytest.raises(InputError, match="maps of this run"):
+    with pytest.raises(InputError, match="measure must be one of"):
         one.to_circuitsvis(1, "f_norm")
 
 

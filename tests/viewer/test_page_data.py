@@ -131,7 +131,7 @@ def test_a_span_keeps_its_positions_and_says_the_whole_length() -> None:
     assert site["query"]["tokens"] == SENTENCE[4:9]
     assert site["query"]["positions"] == [4, 5, 6, 7, 8] and site["query"]["total"] == len(SENTENCE)
     np.testing.assert_allclose(unpack_layers(site["maps"]["attn_n"]), data["attn_n"][:, 4:9, 4:9], rtol=1e-3)
-    with pytest.raises(InputError, match="span is start < stop"):
+    with pytest.raises(InputError, match="span must be start < stop"):
         page_data({"encoder": data}, span=(9, 4))
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence() -> None:
         page_data({})
     with pytest.raises(InputError, match="holds no map"):
         page_data({"encoder": dataset(SENTENCE)[["f_norm"]]})
-    with pytest.raises(InputError, match="axes of attn_w"):
+    with pytest.raises(InputError, match="attn_w must have the axes"):
         page_data({"encoder": dataset(SENTENCE)[["attn_w"]].isel(layer=0)})
 
 
