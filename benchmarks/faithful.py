@@ -1,7 +1,7 @@
 """Which explanation to believe, on three real models: the tables of docs/faithfulness.md.
 
-`python -m benchmarks.faithful MODELS EVIDENCE [OUT [MODEL ...]]`: a folder with `smollm2`, `bert-base-ner`, `deberta`, one with
-evidence files, and one for reports (default: faithful-tables). What OUT holds already is not measured again.
+`python -m benchmarks.faithful MODELS EVIDENCE [OUT [MODEL ...]]`: a folder with `smollm2`, `bert-base-ner`, `deberta`, one
+with evidence files, and one for reports (default: faithful-tables). What OUT holds already is not measured again.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.faithful import put_block
 from tests.peers.figures import SOURCES, TEXTS, differences
+
+from benchmarks.faithful import put_block
 
 PAGE = Path(__file__).parent.parent / "docs" / "agreement.md"
 

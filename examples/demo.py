@@ -72,7 +72,9 @@ def main() -> None:
     for file in files:
         print(f"  {file}")
     page = analysis.save_html(folder / "view.html")
-    print(f"\nNow look around: open this page in a browser (it needs no network)\n  {page.resolve().as_uri()}#layer={layer}")
+    print(
+        f"\nNow look around: open this page in a browser (it needs no network)\n  {page.resolve().as_uri()}#layer={layer}"
+    )
 
 
 if __name__ == "__main__":

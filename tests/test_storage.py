@@ -61,9 +61,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "long numbers": (lambda run: (run / ARRAY).write_text('{"shape": ' + "9" * 5000 + "}"), "readable JSON file"),
     "deep lists": (lambda run: (run / ARRAY).write_text("[" * 100_000), "must be a readable JSON file"),
     "no record": (lambda run: described(run / "zarr.json", attributes={}), "has format None, this version reads 2"),
-    "a record of another kind": (lambda run: described(run / "zarr.json", attributes={"normlens": "[]"}), "lacks its sites or tokens"),
+    "a record of another kind": (lambda run: described(run / "zarr.json", attributes={"normlens": "[]"}), "lacks its sites"),
     "a record without sites": (
-        lambda run: described(run / "zarr.json", attributes={"normlens": '{"format": 2}'}), "lacks its sites or tokens \\('tokens'\\)",
+        lambda run: described(run / "zarr.json", attributes={"normlens": '{"format": 2}'}), "tokens \\('tokens'\\)",
     ),
     "a stranger's file": (lambda run: (run / "encoder/attn_w/c/9").write_text("x"), "chunks, and 2 are there"),
 }  # fmt: skip

@@ -282,6 +282,9 @@ def test_a_page_shows_one_pair_with_its_reference_framed(text: list[str], tmp_pa
     assert "is whole already" in notes and (tmp_path / "again.html").exists()
     assert "the input has no line 99" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "99")[2]
     assert "give --page" in run(*text, "--gold", str(gold))[2]
-    assert "has 2 lines, the page shows pair 3" in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "3", "--gold", str(gold))[2]
+    assert (
+        "has 2 lines, the page shows pair 3"
+        in run(*text, "--page", str(tmp_path / "x.html"), "--page-line", "3", "--gold", str(gold))[2]
+    )
     assert "got a pipe" in run(*text[:3], "/dev/null", *text[4:], "--page", str(tmp_path / "x.html"))[2]
     assert not (tmp_path / "x.html").exists()

@@ -173,7 +173,9 @@ def test_gguf_files_are_found_or_chosen(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=WHOLE):  # it was found, and read
         normlens.load(tmp_path)
     (tmp_path / "b.gguf").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match=r"holds several GGUF files \(a\.gguf, b\.gguf\); choose one with gguf_file=… \(--gguf-file"):
+    with pytest.raises(
+        ModelError, match=r"holds several GGUF files \(a\.gguf, b\.gguf\); choose one with gguf_file=… \(--gguf-file"
+    ):
         normlens.load(tmp_path)
     with pytest.raises(ModelError, match=r"has no 'c\.gguf'; check the name"):
         normlens.load(tmp_path, gguf_file="c.gguf")

@@ -135,7 +135,7 @@ def test_whatever_mode_gradients_are_in(lens: Lens) -> None:
             np.testing.assert_array_equal(lens.explain("the cat sat", output=7)["tokens"], plain["tokens"])
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(InputError, match="does not support torch.autocast"),
+        pytest.raises(InputError, match=r"does not support torch\.autocast"),
     ):
         lens.explain("the cat sat", output=7)
 
