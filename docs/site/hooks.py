@@ -32,6 +32,7 @@ NAV: dict[str, list[str]] = {
         "projection.md",
         "corpus.md",
         "cluster.md",
+        "howto/llms.md",
         "howto/figures.md",
         "howto/gpus.md",
         "howto/other_tools.md",

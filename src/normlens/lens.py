@@ -335,7 +335,11 @@ class Lens:
 
     @overload
     def explain(
-        self, text: str, pair: str | None = None, target: str | None = None, **options: Unpack[ExplainOptions]
+        self,
+        text: str | None = None,
+        pair: str | None = None,
+        target: str | None = None,
+        **options: Unpack[ExplainOptions],
     ) -> Explanation: ...
 
     @overload
@@ -349,17 +353,35 @@ class Lens:
 
     def explain(
         self,
-        text: Text | Sequence[Text],
+        text: Text | Sequence[Text] | None = None,
         pair: Text | Sequence[Text] | None = None,
         target: Text | Sequence[Text] | None = None,
         **options: Unpack[ExplainOptions],
     ) -> Explanation | list[Explanation]:
-        """Explain one number that the model puts out: how much each input, head and layer gave to it, exactly.
+        """Explain one number that the model puts out: how much each input, head and layer contributed to it, exactly.
 
-        `output` is a token, a label or its number (None: the model's own choice), `against` makes it a difference of two,
-        `position` says where; `attention="fixed"` holds the attention weights fixed, `"integrated"` also asks why they are
-        what they are. `baseline="mean"` measures each word from an average word in its place, `"zero"` from nothing. One
-        text in, one `Explanation` out; a list in, a list out.
+        Args:
+            text: A text, or a list of texts.
+            pair: A second segment.
+            target: The text that an encoder-decoder model is made to write.
+            **options: The number: `output` (a token, a label or its number; by default the model's own choice),
+                `against` (explain the difference of two outputs), `position`, or `direction` (a vector on a state).
+                Chats and documents: `messages` in place of a text, with `tools`; `sources`, texts by name that the text
+                or the messages place as `{name}`. What the model writes: `generate`, `max_new_tokens`, and `seed` to
+                draw it. The rules: `attention` (`fixed` or `integrated`), `baseline` (`mean` or `zero`). The result:
+                `parts`, `edges_top`. How it runs: `pretokenized`, `truncate`, `batch_size`, `progress`.
+
+        Returns:
+            One `Explanation` for one text or chat, a list for a list.
+
+        Raises:
+            InputError: The question cannot be asked of this model.
+            AnatomyError: An operation of the model has no rule.
+            DecompositionError: The terms do not add up to the number.
+
+        Example:
+            >>> lens = load("gpt2")  # doctest: +SKIP
+            >>> lens.explain("The capital of France is", output=" Paris")["tokens"]  # doctest: +SKIP
         """
         from normlens.attribution.explain import explain_texts
 

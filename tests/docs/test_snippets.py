@@ -35,7 +35,7 @@ OTHERS = {"docs/commands.md", "docs/gallery/README.md"}
 #: Reasons that a snippet may have not to run.
 REASONS = {
     "installs packages", "needs a GPU", "needs a notebook", "needs a cluster", "needs inseq", "needs a GGUF file",
-    "needs the change above, which a test applies",
+    "needs the change above, which a test applies", "needs a folder of documents",
     "an excerpt of transformers", "an excerpt of the source", "a benchmark", "needs the data of the paper",
     "checks every family, for minutes", "four studies, for minutes; tests/experiments runs each",
 }  # fmt: skip
@@ -117,6 +117,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     classifier, writer, tokenizer = classifier_and_writer()
     _save(classifier, tokenizer, here / "textattack" / "bert-base-uncased-SST-2")
     _save(writer, tokenizer, here / "gpt2", here / "MODEL")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    _save(writer, tokenizer, here / "HuggingFaceTB" / "SmolLM2-135M-Instruct")
+    tokenizer.chat_template = None
     translation = lens("bart", SEED)
     names = ("Helsinki-NLP/opus-mt-en-fr", "Helsinki-NLP/opus-mt-fr-en")
     _save(translation.model, translation.tokenizer, *(here / name for name in names))

@@ -45,6 +45,7 @@ from normlens.attribution.results import ExplainedRow, explanation
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
+from normlens.inputs.prompts import place_sources, render_chat
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
 from normlens.results.explanation import Explanation
@@ -52,7 +53,7 @@ from normlens.results.explanation import Explanation
 
 def explain_texts(
     lens: Lens,
-    text: Text | Sequence[Text],
+    text: Text | Sequence[Text] | None,
     pair: Text | Sequence[Text] | None,
     target: Text | Sequence[Text] | None,
     options: ExplainOptions,
@@ -62,9 +63,15 @@ def explain_texts(
     pretokenized = options.get("pretokenized", False)
     check_batch_size(batch_size)
     request, resolver = _checked(lens, options, ExplainOptions)
-    reading = Reading(options.get("generate", False), options.get("truncate", False), pretokenized)
+    reading = Reading(
+        options.get("generate", False),
+        options.get("truncate", False),
+        pretokenized,
+        options.get("max_new_tokens", Reading.max_new_tokens),
+        options.get("seed"),
+    )
     write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
-    single, rows = as_lists(text, pair, target, pretokenized)
+    single, rows = _rows(lens, text, pair, target, options)
     jobs = [
         write(TextQuestion(*row, *which)) for row, which in zip(rows, _for_each_row(len(rows), options), strict=True)
     ]
@@ -78,6 +85,35 @@ def explain_texts(
             progress(len(explanations), len(jobs))
     results = [explanations[i] for i in range(len(jobs))]
     return results[0] if single else results
+
+
+def _rows(
+    lens: Lens,
+    text: Text | Sequence[Text] | None,
+    pair: Text | Sequence[Text] | None,
+    target: Text | Sequence[Text] | None,
+    options: ExplainOptions,
+) -> tuple[bool, list[tuple[Any, Any, Any]]]:
+    """Return True if one text was given, and for each text (or prompt) its pair and target."""
+    messages, sources = options.get("messages"), options.get("sources") or {}
+    pretokenized = options.get("pretokenized", False)
+    if (messages is not None or sources) and (pair is not None or target is not None or pretokenized):
+        raise InputError("messages and sources exclude pair, target and pretokenized; leave them out")
+    if messages is None:
+        if text is None:
+            raise InputError("text is missing; pass a text, or a chat as messages=[…]")
+        single, rows = as_lists(text, pair, target, pretokenized)
+        if sources:
+            rows = [(place_sources(template, sources), None, None) for template, _, _ in rows]
+        return single, rows
+    if text is not None:
+        raise InputError("text and messages exclude each other; leave out one")
+    if not messages:
+        raise InputError("messages is empty; pass at least one message")
+    single = isinstance(messages[0], Mapping)
+    chats: list[Any] = [messages] if single else list(messages)
+    prompts = [render_chat(lens.tokenizer, chat, sources, options.get("tools")) for chat in chats]
+    return single, [(prompt, None, None) for prompt in prompts]
 
 
 def explain_inputs(lens: Lens, inputs: Mapping[str, Any], options: InputOptions) -> list[Explanation]:

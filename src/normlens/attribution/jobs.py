@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Output, Question, Resolver
 from normlens.errors import InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, pad_rows
+from normlens.inputs.prompts import Prompt
 from normlens.lens import Lens
 
 
@@ -18,7 +21,7 @@ from normlens.lens import Lens
 class TextQuestion:
     """One row as a user asks for it."""
 
-    text: Text
+    text: Text | Prompt
     pair: Text | None
     target: Text | None
     output: Output
@@ -33,6 +36,12 @@ class Reading:
     generate: bool = False
     truncate: bool = False
     pretokenized: bool = False
+    max_new_tokens: int = 20
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,16 @@ class JobWriter:
         return self._continued(text, ids)
 
     def _encoded(self, asked: TextQuestion) -> EncodedText:
+        if isinstance(asked.text, Prompt):
+            return self._encoder.encode_prompt(asked.text)
         if self._two_sided and asked.target is None and self._resolver.head == "sequence":
             return self._prompt(asked)  # it feeds its own input to its decoder
         how = self._reading
         return self._encoder(asked.text, asked.pair, asked.target, truncate=how.truncate, pretokenized=how.pretokenized)
 
     def _prompt(self, asked: TextQuestion) -> EncodedText:
+        if isinstance(asked.text, Prompt):
+            return self._encoder.encode_prompt(asked.text)
         how = self._reading
         return self._encoder.prompt(asked.text, asked.pair, truncate=how.truncate, pretokenized=how.pretokenized)
 
@@ -123,7 +136,7 @@ class JobWriter:
         return Job(row, steps, len(ids) > 1)
 
     def _generated(self, asked: TextQuestion) -> Job:
-        """The text that the model writes, greedily."""
+        """The text that the model writes, without the token that ends it."""
         if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
             raise InputError(
                 "generate=True explains each token that the model writes: target, output, against and position belong to a "
@@ -137,10 +150,8 @@ class JobWriter:
                 "head"
             )
         prompt = self._prompt(asked)
-        batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
-        with PassScope(model):
-            written = [int(i) for i in model.generate(**batch, do_sample=False, num_beams=1)[0]]
-        notes = prompt.notes | {"generated": True}
+        written = self._write(prompt)
+        notes = prompt.notes | {"generated": True, "seed": self._reading.seed}
         if self._resolver.head == "translation":
             row = self._encoder.with_target(prompt, written[:-1])
             steps = tuple(Question(i, token) for i, token in enumerate(written[1:]))
@@ -150,3 +161,19 @@ class JobWriter:
             raise InputError("generate=True explains what the model writes: it wrote nothing for this text")
         job = self._continued(prompt, written[start:])
         return replace(job, text=replace(job.text, notes=notes))
+
+    def _write(self, prompt: EncodedText) -> list[int]:
+        """The tokens of prompt and continuation (of an encoder-decoder: of the target), up to the token that ends them."""
+        model: Any = self._model
+        batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
+        seed = self._reading.seed
+        options = {"max_new_tokens": self._reading.max_new_tokens, "num_beams": 1, "do_sample": seed is not None}
+        with PassScope(model), torch.random.fork_rng():
+            if seed is not None:
+                torch.manual_seed(seed)
+            written = [int(i) for i in model.generate(**batch, **options, pad_token_id=self._encoder.padding)[0]]
+        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        ends = ends if isinstance(ends, list) else [ends]
+        if self._resolver.head == "causal" and len(written) > len(prompt.source.ids) + 1 and written[-1] in ends:
+            written = written[:-1]
+        return written

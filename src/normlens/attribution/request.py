@@ -16,6 +16,7 @@ from normlens.results.explanation import BY_DEFAULT, PARTS
 
 if TYPE_CHECKING:
     from normlens.attribution.questions import Output
+    from normlens.inputs.prompts import Message
 
 
 class InputOptions(TypedDict, total=False):
@@ -36,7 +37,12 @@ class InputOptions(TypedDict, total=False):
 class ExplainOptions(InputOptions, total=False):
     """Options of `Lens.explain`."""
 
+    messages: Sequence[Message] | Sequence[Sequence[Message]]  # a chat in place of a text, or several
+    tools: Sequence[Any] | None  # for the chat template
+    sources: Mapping[str, str]  # texts by name, which the text or the messages place: {name}
     generate: bool  # explain each token that the model writes
+    max_new_tokens: int  # of what the model writes
+    seed: int | None  # draw what the model writes; None: its most likely tokens
     pretokenized: bool  # a text is a list of words
     truncate: bool  # cut texts that are too long
     batch_size: int

@@ -14,6 +14,7 @@ from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.inputs import longest_input
 from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
+from normlens.inputs.prompts import Prompt
 from normlens.inputs.tokens import Tokens, decoder_input, words_by_marks
 from normlens.inputs.words import shortened
 
@@ -101,6 +102,25 @@ class TextEncoder:
                 inputs[name] = tuple(given[: len(source.ids)])
         # Tokens alone do not say how a text was written, so the record holds the texts too.
         return EncodedText(inputs, source, notes={"truncated": cut, **written})
+
+    def encode_prompt(self, prompt: Prompt) -> EncodedText:
+        """Encode a prompt with named parts; the part of each token stands in the notes."""
+        if self._two_sided:
+            raise InputError("messages and sources need a model with one side, this one has two; pass text and target")
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise InputError("messages and sources need a fast tokenizer, which knows the characters of its tokens")
+        _check_text(prompt.text, "text", False)
+        encoding = self._tokenizer(prompt.text, add_special_tokens=not prompt.complete, return_offsets_mapping=True)
+        offsets = encoding["offset_mapping"]
+        source, _ = self._tokens(encoding, "text", False, prompt.text, None)
+        inputs = {"input_ids": source.ids}
+        if "token_type_ids" in encoding and "token_type_ids" in self._tokenizer.model_input_names:
+            inputs["token_type_ids"] = tuple(encoding["token_type_ids"])
+        notes: dict[str, Any] = {"truncated": False, "text": prompt.text}
+        for name, stretches in (("sources", prompt.sources), ("messages", prompt.messages)):
+            if stretches:
+                notes[name] = prompt.parts_of_tokens(stretches, offsets)
+        return EncodedText(inputs, source, notes=notes)
 
     def continued(self, prompt: EncodedText, ids: Sequence[int]) -> EncodedText:
         """The prompt with more tokens after it; every other input goes on as `generate` has it."""

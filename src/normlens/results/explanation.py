@@ -15,6 +15,7 @@ import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.inputs.prompts import ANSWER, REST
 from normlens.inputs.tokens import readable
 from normlens.io.writing import atomic_folder
 from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
@@ -127,6 +128,26 @@ class Explanation(Result["SiteExplanation"]):
     def by_span(self, spans: Mapping[str, tuple[int, int]], name: str = "tokens") -> xr.DataArray:
         """Terms added over spans of positions `(start, stop)`, for models with one side."""
         return self._only.by_span(spans, name)
+
+    def by_source(self, name: str = "tokens") -> xr.DataArray:
+        """Return terms added over the sources that `explain(sources=…)` placed, for models with one side.
+
+        `rest` is the text around them, `answer` what the model wrote before the explained token; together they add up.
+        """
+        return self._by_part("source", "sources", name)
+
+    def by_message(self, name: str = "tokens") -> xr.DataArray:
+        """Return terms added over the messages of a chat (`1 system`, `2 user`, …), for models with one side.
+
+        `rest` are the template's own tokens, `answer` what the model wrote before the explained token.
+        """
+        return self._by_part("message", "messages", name)
+
+    def _by_part(self, axis: str, record: str, name: str) -> xr.DataArray:
+        parts = self.provenance.get(record)
+        if parts is None:
+            raise InputError(f"this explanation has no {record}; pass {record}=… to explain()")
+        return self._only.by_label(axis, parts, name)
 
     # ---- tables and files ----------------------------------------------------------------------------------------
 
@@ -265,6 +286,20 @@ class SiteExplanation:
             start, stop = _span(label, span, count)
             groups.append((np.arange(count) >= start) & (np.arange(count) < stop))
         return self._added(name, groups, "span", {"span": list(spans)})
+
+    def by_label(self, axis: str, labels: Sequence[str], name: str = "tokens") -> xr.DataArray:
+        """Terms added over the positions of each label; positions after the last label are `answer`.
+
+        Args:
+            axis: The name of the new axis.
+            labels: The label of each position.
+            name: The terms.
+        """
+        count = self["tokens"].sizes["key"]
+        each = np.array([*labels, *[ANSWER] * (count - len(labels))], dtype=object)
+        named = [label for label in dict.fromkeys(each.tolist()) if label not in (REST, ANSWER)]
+        order = [*named, *(label for label in (REST, ANSWER) if label in each)]
+        return self._added(name, [each == label for label in order], axis, {axis: order})
 
     def _added(self, name: str, groups: Sequence[Any], axis: str, coords: Mapping[str, Any]) -> xr.DataArray:
         array = self[name]

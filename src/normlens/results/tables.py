@@ -187,11 +187,29 @@ class ExplanationTables:
             yield _coloured(console, label, side, largest)
         yield ""
         yield from _terms_table(sides, self.words)
+        yield from _parts_tables(whole)
         yield from _heads_table(whole)
         yield text(_sum_line(whole, sides))
         if whole.warning:
             yield text(f"Mind: {whole.warning}.")
         yield text(self.explanation.provenance_line(), "dim")
+
+
+def _parts_tables(explanation: Explanation) -> Iterator[RenderableType]:
+    """What each named source and each message gave, strongest first."""
+    for axis, record, added in (
+        ("source", "sources", explanation.by_source),
+        ("message", "messages", explanation.by_message),
+    ):
+        if record not in explanation.provenance:
+            continue
+        terms = added().to_series().sort_values(key=abs, ascending=False)
+        total = float(terms.abs().sum()) or 1.0
+        yield text(f"What each {axis} gave, strongest first; share of the absolute sum", "italic")
+        table = new_table("", [axis, "gave", "share"], right=["gave", "share"])
+        for name, value in terms.items():
+            add_row(table, str(name), f"{value:+.3f}", f"{100 * value / total:+.1f} %")
+        yield table
 
 
 def _headline(explanation: Explanation) -> str:

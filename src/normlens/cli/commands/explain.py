@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption, check_saved
 from normlens.cli.terminal import console, print_json, progress_bar, show
+from normlens.errors import InputError
 from normlens.options import AttentionRule, Baseline
 
 if TYPE_CHECKING:
@@ -45,11 +47,70 @@ class Question:
         return {**vars(self), "parts": self.parts or None}
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Chats and documents"""
+
+    chat: Annotated[
+        Path | None, typer.Option(help="A JSON file with the messages of a chat, in place of the text.")
+    ] = None
+    sources: Annotated[
+        Path | None, typer.Option(help="A folder of .txt files, which the text places as {name}; by default before it.")
+    ] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the model writes at most.")] = 20
+    seed: Annotated[int | None, typer.Option(help="Draw what the model writes; by default its likeliest tokens.")] = (
+        None
+    )
+
+    def question(self, text: str | None) -> tuple[str | None, dict[str, Any]]:
+        """Return the text with the places of its sources, and the arguments of `Lens.explain`."""
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        sources = {} if self.sources is None else _read_sources(self.sources)
+        if sources:
+            options["sources"] = sources
+        if self.chat is not None:
+            options["messages"] = _read_chat(self.chat)
+        elif text is not None and sources and not any(f"{{{name}}}" in text for name in sources):
+            places = "\n\n".join(f"{{{name}}}" for name in sources)
+            text = f"{places}\n\n{text}"
+        return text, options
+
+
+def _read_sources(folder: Path) -> dict[str, str]:
+    from normlens.io.reading import read_text
+
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; check --sources")
+    try:
+        sources = {path.stem: read_text(path).strip() for path in sorted(folder.glob("*.txt"))}
+    except (OSError, ValueError) as error:
+        raise InputError(f"the sources in {folder} cannot be read ({error})") from error
+    if not sources:
+        raise InputError(f"{folder} has no .txt file; check --sources")
+    return sources
+
+
+def _read_chat(path: Path) -> Any:
+    from normlens.io.reading import read_text
+
+    try:
+        content = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON file ({error}); check --chat") from error
+    messages = content.get("messages") if isinstance(content, dict) else content
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        raise InputError(f'{path} must be a list of messages, or an object with "messages"; check --chat')
+    return messages
+
+
 def explain(
-    text: Annotated[str, typer.Argument(help="The text whose output is explained.")],
     question: Question,
     given: Input,
+    documents: Documents,
     chosen: ModelChoice,
+    text: Annotated[
+        str | None, typer.Argument(help="The text whose output is explained; not needed with --chat.")
+    ] = None,
     words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False,
     out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None,
     overwrite: OverwriteOption = False,
@@ -58,9 +119,12 @@ def explain(
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
     if out is not None:
         check_saved(out, [Path(chosen.model)] if chosen.model else [], "a saved explanation", overwrite)
+    if (text is None) == (documents.chat is None):
+        raise InputError("give either a text or --chat")
+    asked, options = documents.question(text)
     lens = chosen.open()
     with progress_bar("explaining") as progress:
-        explanation = lens.explain(text, **vars(given), **question.options(), progress=progress)
+        explanation = lens.explain(asked, **vars(given), **question.options(), **options, progress=progress)
     if out is not None:
         explanation.save(out, overwrite=overwrite)
     from normlens.results.tables import ExplanationTables
