@@ -19,7 +19,10 @@ from normlens.lens import Lens
 from tests import tiny
 from tests.attribution.models import headed
 
-PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 STRIPPED = PLAIN.replace("m.content", "m.content | trim")
 SHOUTED = PLAIN.replace("m.content", "m.content | upper")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,6 +167,9 @@ class JobWriter:
         """The tokens of prompt and continuation (of an encoder-decoder: of the target), up to the token that ends them."""
         model: Any = self._model
         batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
+        accepted = inspect.signature(model.forward).parameters
+        for name in [name for name in batch if name not in accepted]:
+            del batch[name]  # a tokenizer may give more than its model takes
         seed = self._reading.seed
         options = {"max_new_tokens": self._reading.max_new_tokens, "num_beams": 1, "do_sample": seed is not None}
         with PassScope(model), torch.random.fork_rng():

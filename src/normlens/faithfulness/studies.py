@@ -55,7 +55,7 @@ class Study:
     errors: Mapping[str, np.ndarray] = field(
         default_factory=dict
     )  # by method: remaining completeness error of each item
-    undecided: Mapping[str, int] = field(default_factory=dict)  # by method: items in which all terms are rounding error
+    undecided: Mapping[str, int] = field(default_factory=dict)  # by method: items in which all terms are 0
 
     @property
     def columns(self) -> list[Column]:
@@ -99,7 +99,7 @@ class Study:
                 f"{np.quantile(errors, 0.9):.1%} (90th percentile) of it."
             )
         for name, count in self.undecided.items():
-            notes.append(f"{name}: all terms are rounding error in {count} of {items} items; they rank no token there.")
+            notes.append(f"{name}: all terms are 0, or rounding error, in {count} of {items} items.")
         return notes
 
     @property

@@ -34,7 +34,7 @@ def leaders(study: Study) -> list[str]:
             continue
         best = ranked[0]
         level = [m for m in ranked[1:] if not study.against(best, m, column.name).excludes_zero]
-        among = f", not to be told from {', '.join(level)}" if level else ""
+        among = f"; not distinguishable from {', '.join(level)}" if level else ""
         found.append(f"{column.title}: {best} is best ({study.at(best, column.name)}){among}.")
     return found
 
