@@ -118,6 +118,12 @@ def test_shares_of_biases_add_up_to_the_number(kind: str) -> None:
     assert scores(lens, [item], "decompx")[0].sum() == pytest.approx(float(values(lens, [item])[0]), abs=1e-6)
 
 
+def test_alti_logit_is_the_recipe_of_its_authors() -> None:
+    lens, item = _lens("gpt2"), _item("gpt2")
+    expected = slow.alti_logit_gpt2(lens.model, list(item.ids), item.output, item.against or 0)
+    np.testing.assert_allclose(scores(lens, [item], "alti_logit")[0], expected, atol=1e-6)
+
+
 def test_globenc_multiplies_raw_norms() -> None:
     lens, item = _lens("sequence"), _item("sequence")
     (analysis,) = lens.analyze_inputs({"input_ids": torch.tensor([item.ids])}, measures=["enc_n"])

@@ -139,3 +139,49 @@ def globenc_rollout(maps: np.ndarray, row: int) -> np.ndarray:
     for layer in maps:
         joint = layer @ joint
     return joint[row]
+
+
+@torch.no_grad()
+def alti_logit_gpt2(model: Any, ids: list[int], output: int, against: int) -> np.ndarray:
+    """ALTI-Logit of a GPT-2 at its last position, by loops over layers, heads and keys."""
+    body = model.transformer
+    hidden = model(input_ids=torch.tensor([ids]), output_hidden_states=True, output_attentions=True)
+    states = hidden.hidden_states
+    n, width = len(ids), states[0].shape[-1]
+    last: list[Tensor] = []
+    handle = body.ln_f.register_forward_pre_hook(lambda module, args: last.append(args[0][0, -1]))
+    model(input_ids=torch.tensor([ids]))
+    handle.remove()
+    scale = torch.sqrt(last[0].var(unbiased=False) + body.ln_f.eps)
+    unembedding = model.lm_head.weight[output] - model.lm_head.weight[against]
+    direct, maps = [], []
+    for layer, block in enumerate(body.h):
+        attention = block.attn
+        x = block.ln_1(states[layer][0])
+        value = x @ attention.c_attn.weight[:, 2 * width :] + attention.c_attn.bias[2 * width :]
+        heads = attention.num_heads
+        size = width // heads
+        parts = torch.zeros(n, n, width, dtype=x.dtype)
+        for h in range(heads):
+            rows = slice(h * size, (h + 1) * size)
+            f = value[:, rows] @ attention.c_proj.weight[rows]
+            parts += hidden.attentions[layer][0, h][:, :, None] * f[None]
+        given = []
+        for j in range(n):
+            part = parts[-1, j]
+            normed = (part - part.mean()) / scale * body.ln_f.weight
+            given.append(float(normed @ unembedding))
+        direct.append(np.array(given))
+        total = parts.sum(1) + attention.c_proj.bias + states[layer][0]
+        shares = np.zeros((n, n))
+        for i in range(n):
+            for j in range(n):
+                part = parts[i, j] + (states[layer][0, i] if i == j else 0)
+                shares[i, j] = max(0.0, float(total[i].abs().sum() - (total[i] - part).abs().sum()))
+            shares[i] /= shares[i].sum()
+        maps.append(shares)
+    joint, found = np.eye(n), np.zeros(n)
+    for layer in range(len(maps)):
+        found += direct[layer] @ joint
+        joint = maps[layer] @ joint
+    return found

@@ -63,6 +63,8 @@ class Attention:
     edges: Tensor | None = None  # row head query key
     edge_sums: Tensor | None = None  # row head
     top: TopEdges | None = None
+    weights: AttentionWeights | None = None  # where direct terms are wanted by key
+    values: SavedTensor | None = None
 
     @property
     def edge_distance(self) -> Tensor | None:
@@ -104,6 +106,7 @@ class TermSelection:
     edges_top: int | None = None  # only so many of them, the strongest
     blocks: bool = False
     direct: bool = False
+    direct_keys: bool = False  # also by the key that was attended to
 
 
 @dataclass
@@ -492,6 +495,8 @@ class Observer:
         found = Attention(self.layer, kind, out, by_head)
         self.attentions.append(found)
         kept, held = self.keep(out), self.keep(values)
+        if self.wanted.direct_keys:
+            found.weights, found.values = weights, held
 
         def read(gradient: Tensor) -> None:
             heads = with_heads(kept.tensor * gradient, self.rows) if by_head else None

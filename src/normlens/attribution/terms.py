@@ -14,11 +14,11 @@ from torch.nn import functional as nnf
 from normlens.anatomy.inputs import is_shared
 from normlens.anatomy.interface import use_implementation
 from normlens.anatomy.scope import PassScope
-from normlens.attribution.edges import TopEdges, with_heads
+from normlens.attribution.edges import TopEdges, all_edges, with_heads
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import OpSite
 from normlens.attribution.lookups import Positions, Root, mark_ids
-from normlens.attribution.observer import Observer, Replayed, TermSelection, by_position
+from normlens.attribution.observer import BlockTerm, Observer, Replayed, TermSelection, by_position
 from normlens.attribution.patches import expose_hidden_ops
 from normlens.attribution.sharing import BiasShares
 from normlens.decompose.devices import doubles_on_host
@@ -61,6 +61,7 @@ class Terms:
     edge_distances: list[tuple[int, int, Tensor]] = field(default_factory=list)  # stack, layer; row: edges from heads
     blocks: dict[Where, Tensor] = field(default_factory=dict)  # row key
     direct: dict[Where, Tensor] = field(default_factory=dict)  # row head; head 0: no head's
+    direct_keys: dict[Where, Tensor] = field(default_factory=dict)  # row key: what attention to each key gave directly
     direct_entrance: Tensor | None = None  # row key
     direct_biases: Tensor | None = None  # row
     moved_ids: list[Tensor | None] = field(
@@ -91,6 +92,7 @@ class Terms:
             [(stack, layer, given[mine]) for stack, layer, given in self.edge_distances],
             one(self.blocks),
             one(self.direct),
+            one(self.direct_keys),
             some(self.direct_entrance),
             some(self.direct_biases),
             [some(ids) for ids in self.moved_ids],
@@ -360,6 +362,8 @@ class Run:
                 by_head = self._direct_heads(block)
                 if by_head is not None:
                     sent["heads", number] = by_head
+                if self._wanted.direct_keys:
+                    self._collect_direct_keys(block, terms)
         home = dict(zip(sent, doubles_on_host(list(sent.values())), strict=True))
         zero = torch.zeros(observer.rows, dtype=torch.float64)
         terms.direct_entrance = home.get(("entrance", 0))
@@ -411,6 +415,22 @@ class Run:
                     return None
                 heads = given.sum((-1, -2)) if heads is None else heads + given.sum((-1, -2))
         return heads
+
+    def _collect_direct_keys(self, block: BlockTerm, terms: Terms) -> None:
+        """The direct terms of a block's attention by key, where its weights and values are known."""
+        for attention in self.observer.attentions:
+            if (attention.layer, attention.kind) != (block.layer, block.kind) or attention.values is None:
+                continue
+            if attention.weights is None or block.leaf is None:
+                continue
+            (gradient,) = torch.autograd.grad(
+                block.output, attention.output, block.leaf.grad, retain_graph=True, allow_unused=True
+            )
+            if gradient is None:
+                continue
+            edges, _ = all_edges(attention.weights, attention.values.tensor, gradient, self.observer.rows)
+            if edges is not None:
+                _add(terms.direct_keys, (*self._site(block.layer), block.kind), edges.sum((1, 2)).cpu().double())
 
     # ---- forwards once more ----------------------------------------------------------------------------------------
 

@@ -218,7 +218,7 @@ _ENTRIES = (
         "Modarressi et al. 2023, as released",
         "two forward passes with a row for each token",
         "why a position was looked at; that a bias belongs to no token",
-        _imported("decompx:decompx"),
+        _imported("released:decompx"),
         complete=True,
     ),
     Method(
@@ -325,6 +325,15 @@ _ENTRIES = (
         _map_row,
         {"map": "alti", "rollout": True, "normalize": True},
         signed=False,
+    ),
+    Method(
+        "alti_logit",
+        "ALTI-Logit",
+        "Σ over layers of what attention to j gives directly to the number, followed to the tokens by ALTI",
+        "Ferrando et al. 2023, as released",
+        "two forward passes and one backward pass",
+        "the feed-forward blocks, and what goes through later layers",
+        _imported("released:alti_logit"),
     ),
     Method(
         "random",
