@@ -128,7 +128,7 @@ def test_what_the_model_writes_is_explained_step_by_step(causal: Path, shell: An
     assert found["sites"]["decoder"]["values"]["tokens"]["axes"] == ["step", "key"]
     code, out, err = shell("the cat sat", "--model", causal, "--generate")
     assert code == 0, err
-    assert f"{sum(found['value']):+.3f}" in out and "what gave most" in out
+    assert f"{sum(found['value']):+.3f}" in out and "largest contributions" in out
 
 
 def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell: Any, tmp_path: Path) -> None:

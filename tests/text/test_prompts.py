@@ -163,7 +163,7 @@ def test_the_command_takes_a_chat_and_a_folder(tmp_path: Path, shell: Any) -> No
     (tmp_path / "chat.json").write_text(json.dumps({"messages": [{"role": "user", "content": "the {one} {two}"}]}))
     common = ["--model", str(model), "--output", "7", "--sources", str(tmp_path / "docs")]
     code, out, _ = shell("explain", "--chat", str(tmp_path / "chat.json"), *common)
-    assert code == 0 and "What each source gave" in out and "1 user" in out
+    assert code == 0 and "Contribution of each source" in out and "1 user" in out
     code, out, _ = shell("explain", "the cat sat", *common, "--json")
     assert code == 0 and json.loads(out)["provenance"]["text"] == "red cat\n\ntree\n\nthe cat sat"
     code, _, err = shell("explain", *common)

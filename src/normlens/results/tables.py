@@ -191,12 +191,12 @@ class ExplanationTables:
         yield from _heads_table(whole)
         yield text(_sum_line(whole, sides))
         if whole.warning:
-            yield text(f"Mind: {whole.warning}.")
+            yield text(f"Note: {whole.warning}")
         yield text(self.explanation.provenance_line(), "dim")
 
 
 def _parts_tables(explanation: Explanation) -> Iterator[RenderableType]:
-    """What each named source and each message gave, strongest first."""
+    """Contributions of named sources and of messages, strongest first."""
     for axis, record, added in (
         ("source", "sources", explanation.by_source),
         ("message", "messages", explanation.by_message),
@@ -205,8 +205,8 @@ def _parts_tables(explanation: Explanation) -> Iterator[RenderableType]:
             continue
         terms = added().to_series().sort_values(key=abs, ascending=False)
         total = float(terms.abs().sum()) or 1.0
-        yield text(f"What each {axis} gave, strongest first; share of the absolute sum", "italic")
-        table = new_table("", [axis, "gave", "share"], right=["gave", "share"])
+        yield text(f"Contribution of each {axis}, strongest first; share of the absolute sum", "italic")
+        table = new_table("", [axis, "contribution", "share"], right=["contribution", "share"])
         for name, value in terms.items():
             add_row(table, str(name), f"{value:+.3f}", f"{100 * value / total:+.1f} %")
         yield table
@@ -266,7 +266,7 @@ def _style_of_share(share: float) -> str:
 
 
 def _steps_table(explanation: Explanation, words: bool) -> Table:
-    columns = ["step", "token", "logit", "probability", "what gave most"]
+    columns = ["step", "token", "logit", "probability", "largest contributions"]
     table = new_table("", columns, right=["step", "logit", "probability"])
     sides = [kind for kind in explanation.sites if kind != "cross"]
     chances = explanation.probability or [None] * explanation.value.size
@@ -285,8 +285,8 @@ def _steps_table(explanation: Explanation, words: bool) -> Table:
 def _terms_table(sides: dict[str, list[Term]], words: bool) -> Iterator[RenderableType]:
     unit = "word" if words else "token"
     side_column = ["side"] if len(sides) > 1 else []
-    yield text(f"What each {unit} gave, strongest first", "italic")
-    table = new_table("", [*side_column, "position", unit, "gave"], right=["position", "gave"])
+    yield text(f"Contribution of each {unit}, strongest first", "italic")
+    table = new_table("", [*side_column, "position", unit, "contribution"], right=["position", "contribution"])
     ranked = [(kind, term) for kind, side in sides.items() for term in side]
     ranked.sort(key=lambda row: -abs(row[1].value))
     for kind, term in ranked[:_TERMS]:
@@ -308,8 +308,8 @@ def _heads_table(explanation: Explanation) -> Iterator[RenderableType]:
     if not heads:
         return
     site_column = ["site"] if len({kind for _, kind, _, _ in heads}) > 1 else []
-    yield text("What passed through each head, strongest first (heads overlap: no sum)", "italic")
-    table = new_table("", [*site_column, "layer", "head", "gave"], right=["layer", "head", "gave"])
+    yield text("Contribution through each head, strongest first (heads overlap and do not add up)", "italic")
+    table = new_table("", [*site_column, "layer", "head", "contribution"], right=["layer", "head", "contribution"])
     for value, kind, layer, head in sorted(heads, key=lambda row: -abs(row[0]))[: _TERMS // 2]:
         add_row(table, *([kind] if site_column else []), str(layer), str(head), f"{value:+.3f}")
     yield table

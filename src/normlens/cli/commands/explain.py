@@ -1,4 +1,4 @@
-"""`normlens explain`: one number that the model puts out, and how much each token, head and bias gave to it."""
+"""`normlens explain`: one number of the output, and the contribution of each token, head and bias."""
 
 from __future__ import annotations
 

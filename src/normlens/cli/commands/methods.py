@@ -1,4 +1,4 @@
-"""`normlens methods`: every way to say how much each token gave, with its equation, paper, cost and blind spot."""
+"""`normlens methods`: attribution methods, with equation, paper, cost and blind spot."""
 
 from __future__ import annotations
 
