@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "normlens"
 #: The flow of the design, in order: a module may import from its own room and from those before it.
 ORDER = [
-    ("errors", "options", "statistics"),
+    ("errors", "options", "statistics", "types"),
     ("io", "provenance"),
     ("decompose",),
     ("anatomy",),

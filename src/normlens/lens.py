@@ -37,6 +37,7 @@ from normlens.measures.run import OnSite, SiteResult, run
 from normlens.measures.streaming import iterate
 from normlens.options import Precision, WordMode
 from normlens.results.analysis import Analysis, AnalysisBuilder
+from normlens.types import Json, JsonMapping, ModelInputs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -109,7 +110,7 @@ class Lens:
         return self.traced.anatomy
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Name, class, family, revision, content hash and dtype of the model, for records."""
         self.traced.refresh()
         return self.traced.description()
@@ -388,7 +389,7 @@ class Lens:
         with one_pass_at_a_time(self.traced.body):
             return explain_texts(self, text, pair, target, options)
 
-    def explain_inputs(self, inputs: Mapping[str, Any], **options: Unpack[InputOptions]) -> list[Explanation]:
+    def explain_inputs(self, inputs: ModelInputs, **options: Unpack[InputOptions]) -> list[Explanation]:
         """Explain tensors that you prepared yourself: one `Explanation` per row.
 
         Args:
@@ -406,7 +407,7 @@ class Lens:
 
     def analyze_inputs(
         self,
-        inputs: Mapping[str, Any],
+        inputs: ModelInputs,
         *,
         measures: Sequence[str] | None = None,
         mixing: Sequence[str] | None = None,
@@ -432,7 +433,7 @@ class Lens:
 
     def stream_inputs(
         self,
-        inputs: Mapping[str, Any],
+        inputs: ModelInputs,
         *,
         measures: Sequence[str] | None = None,
         mixing: Sequence[str] | None = None,
@@ -462,7 +463,7 @@ class Lens:
 
     def run(
         self,
-        inputs: Mapping[str, Any],
+        inputs: ModelInputs,
         request: Request,
         on_site: OnSite,
         *,
@@ -482,7 +483,7 @@ class Lens:
             self.traced.refresh()
             run(self.traced, inputs, request, on_site, prepared=prepared)
 
-    def _request(self, anatomy: Anatomy, options: Mapping[str, Any]) -> Request:
+    def _request(self, anatomy: Anatomy, options: JsonMapping) -> Request:
         """The checked request; the same options are usually given again and again."""
         key = (id(anatomy), repr(options))
         if key not in self._requests:
@@ -494,9 +495,9 @@ class Lens:
 
     def _analyze_batch(
         self,
-        inputs: Mapping[str, Any],
+        inputs: ModelInputs,
         rows: Sequence[EncodedText] | None,
-        options: Mapping[str, Any],
+        options: JsonMapping,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Analysis]:
         """Analyse one batch: one analysis per row.
@@ -535,7 +536,7 @@ class Lens:
                 assert error.__cause__ is not None
                 raise error.__cause__ from None
 
-    def _labels(self, inputs: Mapping[str, Any], masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
+    def _labels(self, inputs: ModelInputs, masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
         """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
 
         def side(name: str, mask: Tensor) -> Tokens:
@@ -582,9 +583,9 @@ def _row_words(kinds: Sequence[Kind], rows: Sequence[EncodedText]) -> dict[Kind,
     return words
 
 
-def _request_options(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> dict[str, Any]:
+def _request_options(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> Json:
     """The options of a request. An iterable is made a list, since it is read more than once; one name is a list of one."""
-    options: dict[str, Any] = {"words": words, "precision": precision}
+    options: Json = {"words": words, "precision": precision}
     for name, value in several.items():
         if value is not None and not isinstance(value, Iterable):
             raise InputError(f"{name} is a list: got {value!r}; write {name}=[{value!r}]")

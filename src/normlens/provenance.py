@@ -12,6 +12,8 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from normlens.types import Json
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -68,7 +70,7 @@ def _piece_digest(piece: bytes | Tensor) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def describe_model(model: nn.Module, name: str | None, family: str) -> dict[str, Any]:
+def describe_model(model: nn.Module, name: str | None, family: str) -> Json:
     """The identity of a model for records."""
     config = getattr(model, "config", None)
     return {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from normlens.alignment.extraction import (
     COMBINATIONS,
@@ -36,6 +36,7 @@ from normlens.inputs.words import Span, sentence_ends, spaced_spans, word_spans
 from normlens.lens import Lens, load
 from normlens.options import Combination, Extraction, Joining, Markup, Pieces, Setting, Symmetrization, WordRule
 from normlens.provenance import version_of, versions
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.viewer.alignment_page import Gold
@@ -123,7 +124,7 @@ class AlignedPair:
         """The probability that each link is right; calibrated for shares of joined views (see `extraction.confidence`)."""
         return {link: confidence(score) for link, score in self.scores.items()}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         return {
             "source": list(self.source),
@@ -491,9 +492,7 @@ class Aligner:
 
         return save_html(self._page(source, target, gold, words, pieces), path)
 
-    def _page(
-        self, source: MarkedSource, target: str, gold: Gold | None, words: WordRule, pieces: Pieces
-    ) -> dict[str, Any]:
+    def _page(self, source: MarkedSource, target: str, gold: Gold | None, words: WordRule, pieces: Pieces) -> Json:
         from normlens.viewer.alignment_page import aligner_page, projection_page
 
         if isinstance(source, str):
@@ -503,7 +502,7 @@ class Aligner:
 
     # ---- what was done -------------------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """Every choice and where it comes from, for the record beside an output."""
         mappers = self._mappers()
         return {

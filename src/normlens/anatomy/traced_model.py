@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
 from normlens.anatomy.weights import ModelState, StateReader, WeightCache
 from normlens.errors import AnatomyError, DecompositionError, InputError, NormlensError
 from normlens.provenance import describe_model
+from normlens.types import Json, ModelInputs
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class TracedModel:
         self._state: ModelState | None = None
         self._anatomies: dict[frozenset[Any], Anatomy] = {}  # by the inputs that decide what runs
         self._layer_calls: dict[frozenset[Any], tuple[LayerCall, ...]] = {}  # by the same inputs
-        self._description: dict[str, Any] | None = None
+        self._description: Json | None = None
 
     @property
     def anatomy(self) -> Anatomy:
@@ -73,7 +74,7 @@ class TracedModel:
         """The state of the model when it was last refreshed."""
         return self._state or self.refresh()
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Name, class, family, revision, content hash and dtype of the model."""
         if self._description is None:
             self._description = describe_model(self.model, self.name, self.family)
@@ -91,7 +92,7 @@ class TracedModel:
         return work()
 
     @contextmanager
-    def named_errors(self, inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
+    def named_errors(self, inputs: ModelInputs | None = None) -> Iterator[None]:
         """Turn an error inside of the block that is none of ours into one that names the model.
 
         Args:
@@ -146,7 +147,7 @@ class TracedModel:
         self.padding_matters = None
         self._description = None
 
-    def anatomy_for(self, inputs: Mapping[str, Any]) -> Anatomy:
+    def anatomy_for(self, inputs: ModelInputs) -> Anatomy:
         """The anatomy for these inputs: what runs may depend on which of them there are, not on their numbers."""
         known: frozenset[Any] = frozenset(name for name in DECIDING if inputs.get(name) is not None)
         # Nobody but the user knows what another module takes: forms of masks decide, and it is read on one row of them.
@@ -159,7 +160,7 @@ class TracedModel:
                 self._anatomies[known] = examine(self.body, read_on)
         return self._anatomies[known]
 
-    def layer_calls(self, inputs: Mapping[str, Any], *, on_inputs: bool = False) -> tuple[LayerCall, ...]:
+    def layer_calls(self, inputs: ModelInputs, *, on_inputs: bool = False) -> tuple[LayerCall, ...]:
         """The layers that a pass on these inputs calls, in their order, from a trace.
 
         Args:
@@ -178,14 +179,14 @@ class TracedModel:
             self._layer_calls[known] = found
         return self._layer_calls[known]
 
-    def call(self, inputs: Mapping[str, Any], *, prepared: bool = False) -> Any:
+    def call(self, inputs: ModelInputs, *, prepared: bool = False) -> Any:
         """Run the model as its user would; inputs on which it fails are the user's to mend.
 
         A pass over inputs of ours has no cache of keys and values; what a user `prepared` is all that is handed over.
         """
         return self.call_module(self.model, inputs if prepared else run_arguments(self.model, inputs))
 
-    def call_module(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    def call_module(self, model: nn.Module, inputs: ModelInputs) -> Any:
         """Run a module of the model on exactly these inputs."""
         try:
             with PassScope(model):
@@ -195,7 +196,7 @@ class TracedModel:
         except Exception as error:
             raise failed_on(model, inputs, error, longest_input(self.model, None)) from error
 
-    def kind_of(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def kind_of(self, inputs: ModelInputs) -> tuple[Any, ...]:
         """All that can change the computation beside the numbers: per such kind, outputs are compared once."""
         given: list[tuple[Any, ...]] = []
         for name in sorted(inputs):

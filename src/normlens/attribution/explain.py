@@ -49,6 +49,7 @@ from normlens.inputs.prompts import place_sources, render_chat
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
 from normlens.results.explanation import Explanation
+from normlens.types import Json, JsonMapping, ModelInputs
 
 
 def explain_texts(
@@ -116,7 +117,7 @@ def _rows(
     return single, [(prompt, None, None) for prompt in prompts]
 
 
-def explain_inputs(lens: Lens, inputs: Mapping[str, Any], options: InputOptions) -> list[Explanation]:
+def explain_inputs(lens: Lens, inputs: ModelInputs, options: InputOptions) -> list[Explanation]:
     """Explain prepared tensors: one `Explanation` per row (see `Lens.explain_inputs`)."""
     request, resolver = _checked(lens, options, InputOptions)
     for name in ("logits_to_keep", "num_logits_to_keep"):
@@ -129,7 +130,7 @@ def explain_inputs(lens: Lens, inputs: Mapping[str, Any], options: InputOptions)
     return _explain_batch(lens, resolver, request, inputs, jobs)
 
 
-def _checked(lens: Lens, options: Mapping[str, Any], allowed: Any) -> tuple[ExplainRequest, Resolver]:
+def _checked(lens: Lens, options: JsonMapping, allowed: Any) -> tuple[ExplainRequest, Resolver]:
     """Check what can be checked before anything is read."""
     request = ExplainRequest.of(options, allowed)
     model: nn.Module = getattr(lens.model, "_orig_mod", lens.model)  # a compiled graph shows no operations
@@ -139,7 +140,7 @@ def _checked(lens: Lens, options: Mapping[str, Any], allowed: Any) -> tuple[Expl
 
 
 def _explain_batch(
-    lens: Lens, resolver: Resolver, request: ExplainRequest, inputs: Mapping[str, Any], jobs: Sequence[Job]
+    lens: Lens, resolver: Resolver, request: ExplainRequest, inputs: ModelInputs, jobs: Sequence[Job]
 ) -> list[Explanation]:
     """The explanations of the rows of one batch; rows go one by one where a model mixes them."""
     if Rounding.of(resolver.model).autocast is not None:
@@ -161,7 +162,7 @@ def _explain_batch(
     return explanations
 
 
-def _for_each_row(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _for_each_row(count: int, options: JsonMapping) -> list[tuple[Any, ...]]:
     """Output, against and position of each row."""
     each = [one_for_each(options.get(name), count, name) for name in ("output", "against", "position")]
     return list(zip(*each, strict=True))
@@ -170,7 +171,7 @@ def _for_each_row(count: int, options: Mapping[str, Any]) -> list[tuple[Any, ...
 def _prepared_job(
     lens: Lens,
     resolver: Resolver,
-    inputs: Mapping[str, Any],
+    inputs: ModelInputs,
     row: int,
     output: Output,
     against: Output,
@@ -251,7 +252,7 @@ class _Batch:
     resolver: Resolver
     request: ExplainRequest
 
-    def explain(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[ExplainedRow]:
+    def explain(self, inputs: ModelInputs, questions: Sequence[tuple[Question, ...]]) -> list[ExplainedRow]:
         """Run forward once and backward for each step, and prove the terms; once per kind of input, the whole proof."""
         request, model, traced = self.request, self.resolver.model, self.lens.traced
         traced.refresh()
@@ -283,7 +284,7 @@ class _Batch:
             rows.append(ExplainedRow([each.row(row) for each in terms], answers, *traced.explain_errors[kind]))
         return rows
 
-    def _numbers(self, inputs: Mapping[str, Any], questions: Sequence[tuple[Question, ...]]) -> list[Numbers]:
+    def _numbers(self, inputs: ModelInputs, questions: Sequence[tuple[Question, ...]]) -> list[Numbers]:
         """The explained numbers of all rows, step by step."""
         length = output_length(inputs)
         steps = []
@@ -303,7 +304,7 @@ class _Batch:
             check_edges(each, settings, numbers.sizes)
         return terms
 
-    def _traced_layers(self, inputs: Mapping[str, Any], on_inputs: bool) -> tuple[LayerCall, ...]:
+    def _traced_layers(self, inputs: ModelInputs, on_inputs: bool) -> tuple[LayerCall, ...]:
         try:
             return self.lens.traced.layer_calls(inputs, on_inputs=on_inputs)
         except Exception:
@@ -311,7 +312,7 @@ class _Batch:
                 raise
             return ()  # a model need not run on a few tokens
 
-    def _own_numbers(self, inputs: Mapping[str, Any], numbers: Numbers) -> tuple[Tensor, float]:
+    def _own_numbers(self, inputs: ModelInputs, numbers: Numbers) -> tuple[Tensor, float]:
         """The numbers of the user's own call, and the size of its largest logit."""
         with torch.no_grad():
             output = self.lens.traced.call(inputs)
@@ -336,7 +337,7 @@ def _outside_of_inference(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() else x
 
 
-def _one_row(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+def _one_row(inputs: ModelInputs, row: int, rows: int) -> Json:
     single = dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows:

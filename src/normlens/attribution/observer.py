@@ -8,7 +8,7 @@ all that still enters can be added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -27,6 +27,7 @@ from normlens.attribution.lookups import Root, follow, look_up
 from normlens.attribution.operands import mapped, tensors
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError, InputError
+from normlens.types import ModelInputs
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Observer:
     """The layers of one pass."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], wanted: TermSelection, replayed: Replayed | None = None
+        self, model: nn.Module, inputs: ModelInputs, wanted: TermSelection, replayed: Replayed | None = None
     ) -> None:
         self.wanted = wanted
         self.replayed = replayed
@@ -589,7 +590,7 @@ def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
     return shaped.movedim((0, 1), axes)
 
 
-def _shape_of(inputs: Mapping[str, Any]) -> tuple[int, set[int]]:
+def _shape_of(inputs: ModelInputs) -> tuple[int, set[int]]:
     """The number of rows, and their possible numbers of positions."""
     found = [x.shape for _, x in sequences_first(inputs) if x.ndim >= 2]
     if not found:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from normlens.types import Json
+
 Function = Callable[..., Any]
 
 
@@ -16,7 +18,7 @@ class OpCall(NamedTuple):
     name: str
     function: Function
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Json
 
     def __call__(self) -> Any:
         """Run the operation as it was called."""
@@ -32,7 +34,7 @@ class OpCall(NamedTuple):
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def named(self, *names: str) -> dict[str, Any]:
+    def named(self, *names: str) -> Json:
         """All arguments by name."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 

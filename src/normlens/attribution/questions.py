@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from normlens.anatomy.inputs import sequences_first
 from normlens.attribution.operands import tensors
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable
+from normlens.types import ModelInputs
 
 Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
 Output = int | str | None
@@ -354,7 +355,7 @@ def one_for_each(given: Any, count: int, what: str) -> list[Any]:
     return [int(x) if isinstance(x, Integral) and not isinstance(x, bool) else x for x in given]
 
 
-def output_length(inputs: Mapping[str, Any]) -> int | None:
+def output_length(inputs: ModelInputs) -> int | None:
     """The number of positions of the side on which a model's output stands; None where no input says so."""
     for side in ("decoder_", ""):
         for name in (f"{side}input_ids", f"{side}inputs_embeds"):
@@ -363,7 +364,7 @@ def output_length(inputs: Mapping[str, Any]) -> int | None:
     return None
 
 
-def real_positions(inputs: Mapping[str, Any], row: int, *, decoder: bool) -> list[int]:
+def real_positions(inputs: ModelInputs, row: int, *, decoder: bool) -> list[int]:
     """The indices of a row that are no padding."""
     prefix = "decoder_" if decoder else ""
     mask = inputs.get(f"{prefix}attention_mask")

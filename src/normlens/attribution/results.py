@@ -20,6 +20,7 @@ from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens
 from normlens.provenance import versions
 from normlens.results.explanation import Explanation, Proof
+from normlens.types import Json, ModelInputs
 
 BLOCKS = ("attention", "cross_attention", "mixer", "feed_forward", "head", "baseline")
 Arrays = dict[str, xr.DataArray]
@@ -39,7 +40,7 @@ def explanation(
     lens: Lens,
     resolver: Resolver,
     request: ExplainRequest,
-    inputs: Mapping[str, Any],
+    inputs: ModelInputs,
     row: int,
     job: Job,
     solved: ExplainedRow,
@@ -86,9 +87,7 @@ def _baseline(request: ExplainRequest, labels: Labels, solved: ExplainedRow) -> 
     return used[0] if len(set(used)) == 1 else dict(zip(labels.sites, used, strict=True))
 
 
-def _labels(
-    lens: Lens, resolver: Resolver, inputs: Mapping[str, Any], row: int, job: Job, solved: ExplainedRow
-) -> Labels:
+def _labels(lens: Lens, resolver: Resolver, inputs: ModelInputs, row: int, job: Job, solved: ExplainedRow) -> Labels:
     names = [str(resolver.name(answer.output)) for answer in solved.answers]
     source = real_positions(inputs, row, decoder=False)
     if len(solved.steps[0].tokens) == 1 and job.text.target is not None:  # the encoder's states were handed in
@@ -106,7 +105,7 @@ def _labels(
     return Labels(("encoder", "decoder"), sides, real, job.stepwise, names)
 
 
-def _asked(resolver: Resolver, labels: Labels, job: Job, solved: ExplainedRow) -> dict[str, Any]:
+def _asked(resolver: Resolver, labels: Labels, job: Job, solved: ExplainedRow) -> Json:
     """The explained output: one output, or one for each step."""
     first, question = solved.answers[0], job.steps[0]
     place = None
@@ -137,7 +136,7 @@ class Labels:
     stepwise: bool
     outputs: Sequence[str]
 
-    def positions(self, side: int, axis: str) -> dict[str, Any]:
+    def positions(self, side: int, axis: str) -> Json:
         """Positions, tokens and words of a side."""
         tokens = self.sides[side]
         return {
@@ -147,7 +146,7 @@ class Labels:
         }
 
     @property
-    def steps(self) -> dict[str, Any]:
+    def steps(self) -> Json:
         """The axis of steps, where there is one."""
         if not self.stepwise:
             return {}
@@ -230,7 +229,7 @@ class _ArrayBuilder:
         if not mine:
             return found
         count = max(v.shape[1] for v in mine)
-        coords: dict[str, Any] = {"layer": layers, "head": np.arange(1, count + 1)}
+        coords: Json = {"layer": layers, "head": np.arange(1, count + 1)}
         if "heads" in self._parts:
             found["heads"] = self._array(
                 "heads",
@@ -275,7 +274,7 @@ class _ArrayBuilder:
         )
         places = joined(lambda top: top.places)
         names = ("layer", "head", "query", "key")
-        coords: dict[str, Any] = {name: (axes, places[..., number]) for number, name in enumerate(names)}
+        coords: Json = {name: (axes, places[..., number]) for number, name in enumerate(names)}
         coords["query_token"] = (axes, strings[0][coords["query"][1]])
         coords["key_token"] = (axes, strings[1][coords["key"][1]])
         array = xr.DataArray(joined(lambda top: top.values), dims=axes, coords=labels.steps | coords, name="edges_top")
@@ -292,7 +291,7 @@ class _ArrayBuilder:
                         return False
         return True
 
-    def _direct(self, stack: int, layers: Any, key: dict[str, Any], real: list[int]) -> Arrays:
+    def _direct(self, stack: int, layers: Any, key: Json, real: list[int]) -> Arrays:
         count = max(v.shape[1] for t in self._steps for v in t.direct.values())
         blocks = self._blocks(stack, lambda t: t.direct)
         return {
@@ -315,9 +314,7 @@ class _ArrayBuilder:
         present = {where[2] for terms in self._steps for where in which(terms) if where[0] == stack}
         return np.array([block for block in BLOCKS if block in present], dtype=object)
 
-    def _array(
-        self, name: str, axes: tuple[str, ...], coords: dict[str, Any], of: Callable[[Terms], Any]
-    ) -> xr.DataArray:
+    def _array(self, name: str, axes: tuple[str, ...], coords: Json, of: Callable[[Terms], Any]) -> xr.DataArray:
         arrays = [np.asarray(of(terms)) for terms in self._steps]
         if not self._labels.stepwise:
             return xr.DataArray(arrays[0], dims=axes, coords=coords, name=name)

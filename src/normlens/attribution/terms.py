@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +23,7 @@ from normlens.attribution.patches import expose_hidden_ops
 from normlens.attribution.sharing import BiasShares
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError
+from normlens.types import ModelInputs
 
 #: How far `direct` may be from the number: by the type that the model computes in, since it is added up along the stream.
 _DIRECT_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -141,7 +142,7 @@ class Run:
     def __init__(
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: ModelInputs,
         wanted: TermSelection,
         *,
         integrated: bool,
@@ -480,7 +481,7 @@ def _nothing_saved() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, refuse)
 
 
-def run_frozen(model: nn.Module, inputs: Mapping[str, Any], frozen: FrozenPass, observer: Observer) -> Any:
+def run_frozen(model: nn.Module, inputs: ModelInputs, frozen: FrozenPass, observer: Observer) -> Any:
     """The forward pass of the model's own code, with gradients for what is live and for nothing else."""
     arguments = {name: _followed(name, value, observer) for name, value in inputs.items()}
     with PassScope(model, grad=True) as scope:

@@ -10,6 +10,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from normlens.types import Json
+
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with an option for every field of its parameters that are dataclasses.
@@ -23,7 +25,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     """
     hints = typing.get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, Any] = {}
+    groups: Json = {}
     for name, parameter in inspect.signature(command).parameters.items():
         if dataclasses.is_dataclass(hints[name]):
             groups[name] = hints[name]

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normlens.cli.options import OverwriteOption, model_files, open_lens
 from normlens.errors import InputError
 from normlens.io.writing import check_outputs, durable_appender, is_there, real
+from normlens.types import Json, JsonMapping
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import Aligner, LayerChoice
@@ -109,13 +110,13 @@ def is_stream(path: Path) -> bool:
     return is_there(path) and not path.is_file() and not path.is_dir()
 
 
-def about_run(form: Mapping[str, Any], inputs: Mapping[str, Path]) -> dict[str, Any]:
+def about_run(form: JsonMapping, inputs: Mapping[str, Path]) -> Json:
     """The identity of a run, beside the aligner's own record: the form of its lines, and what it reads."""
     read = {name: _input_record(path) for name, path in inputs.items()}
     return {"format": dict(form), "inputs": read, "window": WINDOW}
 
 
-def resumed_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> UnfinishedRun | None:
+def resumed_run(aligner: Aligner, out: Path | None, about: JsonMapping) -> UnfinishedRun | None:
     """The run that was interrupted, with the layers that it chose; None where there is none."""
     from normlens.alignment.parallel_files import UnfinishedRun, files_of_run
 
@@ -126,7 +127,7 @@ def resumed_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) ->
     return run
 
 
-def new_run(aligner: Aligner, out: Path | None, about: Mapping[str, Any]) -> UnfinishedRun | None:
+def new_run(aligner: Aligner, out: Path | None, about: JsonMapping) -> UnfinishedRun | None:
     """A run that can be resumed; None where the lines go to standard output or a stream."""
     from normlens.alignment.parallel_files import UnfinishedRun
 

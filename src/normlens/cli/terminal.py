@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from normlens.io.escapes import visible
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +114,7 @@ def progress_bars() -> Iterator[Bars]:
     beside_column = TextColumn("{task.fields[beside]}", markup=False)
     columns = (name, BarColumn(), MofNCompleteColumn(), beside_column, TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: Json = {}
 
         def move(label: str, done: int, total: int | None, beside: str = "") -> None:
             if label not in tasks:

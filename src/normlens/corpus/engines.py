@@ -22,6 +22,7 @@ import torch
 from normlens.corpus.options import Running
 from normlens.errors import InputError, NormlensError
 from normlens.io.remote import first_line
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.corpus.run import Job, Worker
@@ -223,7 +224,7 @@ class RayEngine(Engine):
         if ray.is_initialized():
             return ray, False
         address = self.running.address
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "address": address or "local"}
+        options: Json = {"log_to_driver": False, "logging_level": "error", "address": address or "local"}
         if address is None:
             weights = sum(p.numel() * p.element_size() for p in self.lens.model.parameters())
             options["object_store_memory"] = max(2 * weights, _LEAST_STORE)

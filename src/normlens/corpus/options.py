@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from normlens.corpus.bins import CONTRIBUTION_BINS, NORM_BINS, WEIGHT_BINS, Binn
 from normlens.errors import InputError, unexpected_keyword
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING, chosen_maps, chosen_measures
 from normlens.options import CorpusFormat, EngineName, OnError, Precision
+from normlens.types import Json
 
 #: The quantities of the 2020 paper; the five mixing ratios are those of the 2021 paper.
 PAPER_MEASURES = ("alpha", "f_norm", "af_norm", "x_norm")
@@ -290,7 +291,7 @@ class Running:
 
 def split_options(options: CorpusOptions) -> tuple[Reading, ComputingOptions, Running]:
     """Sort the options of a run; an unknown name is an error."""
-    left: dict[str, Any] = dict(options)
+    left: Json = dict(options)
     reading = {item.name: left.pop(item.name) for item in fields(Reading) if item.name in left}
     running = {item.name: left.pop(item.name) for item in fields(Running) if item.name in left}
     unknown = sorted(set(left) - set(ComputingOptions.__annotations__))

@@ -28,6 +28,7 @@ from normlens.corpus.options import Reading
 from normlens.errors import InputError
 from normlens.io.remote import AnyPath, arrow, first_line, is_remote, path_of
 from normlens.io.writing import atomic_write, move_file
+from normlens.types import Json, JsonMapping
 
 STANDARD_INPUT = "-"
 HUB = "hub:"
@@ -182,7 +183,7 @@ class RecordTable:
                     lists = {name: None if row[name] is None else tuple(row[name]) for name in _LISTS}
                     yield Record(**{**row, **lists})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Json:
         return {"path": self.path, "size": self.size, "log": self.log}
 
     @cached_property
@@ -214,7 +215,7 @@ def write_records(source: Source, reading: Reading, folder: AnyPath) -> RecordTa
     log, size, digest = ReadingLog(), 0, hashlib.sha256()
     draft = folder / "records.arrow.tmp"
     with atomic_write(draft) as stream, pa.ipc.new_file(stream, schema) as file:
-        waiting: list[dict[str, Any]] = []
+        waiting: list[Json] = []
         for record in _numbered(source, reading, log):
             waiting.append(vars(record))
             size += 1
@@ -618,7 +619,7 @@ def _dataset_rows(rows: Iterable[Any], name: str, reading: Reading) -> Iterator[
         yield record_of(place, row, reading)
 
 
-def record_of(place: str, row: Mapping[str, Any], reading: Reading) -> Record | UnusedRecord:
+def record_of(place: str, row: JsonMapping, reading: Reading) -> Record | UnusedRecord:
     """Return the record that a row of a table holds."""
     column = text_column_of(row, reading, place)
     text: Any = row.get(column)

@@ -35,6 +35,7 @@ from normlens.io.writing import (
     remove_drafts,
     writable_folder,
 )
+from normlens.types import Json, JsonMapping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +61,7 @@ class CorpusResult:
     """A finished corpus run; its tables are pandas frames, and nothing here holds a model."""
 
     folder: AnyPath
-    manifest: Mapping[str, Any]
+    manifest: JsonMapping
 
     def __repr__(self) -> str:
         counts, model = self.manifest["counts"], self.manifest["model"]["name"]
@@ -322,7 +323,7 @@ class RunFolder:
             raise InputError(f"{self.out} holds a finished run with other inputs, model or settings; {_START_AGAIN}")
         return True
 
-    def begin(self, fingerprint: str, identity: Mapping[str, Any], records: AnyPath) -> dict[str, Any]:
+    def begin(self, fingerprint: str, identity: JsonMapping, records: AnyPath) -> Json:
         """Take up this run, new or unfinished, and return its record; another unfinished run is an error."""
         if not self._has_record:
             record = {
@@ -342,7 +343,7 @@ class RunFolder:
             remove_drafts(folder)
         return record
 
-    def note(self, record: Mapping[str, Any]) -> None:
+    def note(self, record: JsonMapping) -> None:
         """Write the record of an unfinished run."""
         write_checked_json(self.unfinished / _RECORD, record)
 
@@ -381,7 +382,7 @@ class RunFolder:
         self._remove_parts(name.removeprefix(f"{TOKEN_ROWS}/") for name in listed)
         (self.out / MANIFEST).unlink(missing_ok=True)
 
-    def finish(self, manifest: Mapping[str, Any]) -> None:
+    def finish(self, manifest: JsonMapping) -> None:
         """Write the manifest: from now on the run is finished."""
         write_checked_json(self.out / MANIFEST, manifest)
 

@@ -44,6 +44,7 @@ from normlens.io.writing import atomic_write, lock_folder
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
 from normlens.provenance import config_digest, tokenizer_digest, versions
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -359,7 +360,7 @@ class _Run:
         folder.end()
         return open_corpus(folder.out)
 
-    def _count(self, engine: Engine, record: dict[str, Any]) -> None:
+    def _count(self, engine: Engine, record: Json) -> None:
         ranges = self._ranges(engine, record)
         missing = [part for part in ranges if not has_shard(self.job, part)]
         self._done = self.table.size - sum(part.stop - part.start for part in missing)
@@ -373,7 +374,7 @@ class _Run:
             tables["correlations"] = self._exact(engine, ranges, tables["correlations"])
         self._write(engine, ranges, tables, summary, {"seconds": seconds, "bytes_to_driver": size})
 
-    def _ranges(self, engine: Engine, record: dict[str, Any]) -> list[Range]:
+    def _ranges(self, engine: Engine, record: Json) -> list[Range]:
         """The ranges of the run: one chunk to measure its time, then as much as fills `range_seconds`."""
         chunk, total = self.job.chunk_size, self.table.size
         first = Range(0, min(chunk, total))
@@ -537,7 +538,7 @@ def _identity(
     plan: Plan,
     batch_size: int,
     vocabulary: Sequence[str],
-) -> dict[str, Any]:
+) -> Json:
     """What decides the numbers, and nothing that does not; rules by what they do, since a function has no content."""
     codes = builder.categories.codes(range(len(vocabulary)), vocabulary)
     counted = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _NOT_COUNTED}

@@ -22,6 +22,7 @@ from normlens.corpus.options import Plan, binning_of, has_heads, level_of
 from normlens.corpus.ranks import smallest_type
 from normlens.corpus.sequences import SPECIAL
 from normlens.errors import InputError
+from normlens.types import Json, JsonMapping
 
 #: Unions of categories that the papers report: every token, and every token that is not special.
 ALL, NORMAL = "all", "normal"
@@ -174,7 +175,7 @@ def by_kind(parts: Mapping[tuple[str, ...], A]) -> Iterator[tuple[tuple[str, ...
 
 
 def site_rows(
-    plan: Plan, kind: str, quantity: str, cells: tuple[np.ndarray, np.ndarray], columns: Mapping[str, Any]
+    plan: Plan, kind: str, quantity: str, cells: tuple[np.ndarray, np.ndarray], columns: JsonMapping
 ) -> pd.DataFrame:
     """Return rows of a table for a kind of site.
 
@@ -187,7 +188,7 @@ def site_rows(
     """
     layer, head = cells
     heads = head + 1 if has_heads(quantity) else [None] * len(head)
-    rows: dict[str, Any] = {
+    rows: Json = {
         "site": kind,
         "layer": pd.array(np.array(plan.layers_of(kind))[layer], dtype="Int16"),
         "head": pd.array(heads, dtype="Int16"),

@@ -12,10 +12,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from normlens.experiments.outcome import Finding, Table, printed
 from normlens.experiments.published import published_text
+from normlens.types import JsonMapping
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -28,10 +28,10 @@ class _Shown(float):
 
 
 @cache
-def claims_of(experiment: str) -> Sequence[Mapping[str, Any]]:
+def claims_of(experiment: str) -> Sequence[JsonMapping]:
     """The claims of an experiment, in the order of the paper."""
     text = (files("normlens.experiments") / "data" / "claims.json").read_text(encoding="utf-8")
-    claims: list[Mapping[str, Any]] = json.loads(text)[experiment]
+    claims: list[JsonMapping] = json.loads(text)[experiment]
     return claims
 
 
@@ -66,7 +66,7 @@ def evaluate(
 
 def _finding(
     experiment: str,
-    claim: Mapping[str, Any],
+    claim: JsonMapping,
     references: Mapping[str, str],
     measured: Mapping[str, float],
     words: Mapping[str, object],

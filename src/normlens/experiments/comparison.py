@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from normlens.experiments.published import PublishedNumbers
 from normlens.measures.table import BLOCK_MAPS, MEASURES, MIXING
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.style import category_style, numbered_style
+from normlens.types import Json
 
 NAME = "compare"
 _SHARES = ("sep", "cls", "comma_period")
@@ -26,7 +26,7 @@ class Column:
     """The results of one model."""
 
     name: str
-    record: dict[str, Any]
+    record: Json
     ratios: dict[str, float]  # per cent
     rates: tuple[float, ...]
     taken: dict[tuple[str, str], float]  # (category, weight or contribution) -> share

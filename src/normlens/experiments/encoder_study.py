@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -22,6 +22,7 @@ from normlens.experiments.outcome import facts_of
 from normlens.io.writing import is_there
 from normlens.lens import Lens
 from normlens.options import Definition
+from normlens.types import Json, JsonMapping
 
 #: Where the paper's words and the authors' code disagree.
 
@@ -167,7 +168,7 @@ class EncoderStudy:
             progress=None if progress is None else lambda step: progress(name, step),
         )
 
-    def record(self, passes: Sequence[CorpusResult]) -> dict[str, Any]:
+    def record(self, passes: Sequence[CorpusResult]) -> Json:
         """The settings and what the passes met, for the report."""
         counts = passes[0].manifest["counts"]
         return {
@@ -192,7 +193,7 @@ class EncoderStudy:
         return len(sites), sites[0].heads, int(sites[0].projection.matrix().shape[1])
 
 
-def ran_on(record: Mapping[str, Any]) -> str:
+def ran_on(record: JsonMapping) -> str:
     """The model and the text, in a sentence for people."""
     masked = f", {record['masked_share']:.0%} masked for the ratios" if "masked_share" in record else ""
     return (
@@ -201,13 +202,13 @@ def ran_on(record: Mapping[str, Any]) -> str:
     )
 
 
-def source_line(record: Mapping[str, Any]) -> str:
+def source_line(record: JsonMapping) -> str:
     """The line under a figure: model, data and version."""
     data = f"{record['data']}, {record['sequences']} sequences"
     return f"{record['model']['name']} · {data} · normlens {record['versions']['normlens']}"
 
 
-def facts(record: Mapping[str, Any]) -> dict[str, str]:
+def facts(record: JsonMapping) -> dict[str, str]:
     """The settings of the measurement, for the end of a report."""
     length = f"{record['sequences']:,}, at most {record['max_length']} tokens"
     pairs = ", pairs of consecutive paragraphs" if record["paragraph_pairs"] else ""

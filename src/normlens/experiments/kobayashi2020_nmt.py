@@ -7,9 +7,6 @@ baselines on the same model; other aligners from their output files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from normlens.alignment.extraction import argmax_links, row_shares
@@ -19,6 +16,7 @@ from normlens.experiments.outcome import Finding, Number, Outcome, Picture, Tabl
 from normlens.experiments.published import PublishedNumbers, document
 from normlens.experiments.translation_study import AlignmentErrors, Quantity, TranslationStudy
 from normlens.plots import alignment as plots
+from normlens.types import JsonMapping
 
 NAME = "kobayashi2020-nmt"
 
@@ -221,7 +219,7 @@ def by_head(errors: AlignmentErrors) -> list[Table]:
 # ---- figures ------------------------------------------------------------------------------------------------------
 
 
-def _pictures(study: TranslationStudy, errors: AlignmentErrors, record: Mapping[str, Any]) -> tuple[Picture, ...]:
+def _pictures(study: TranslationStudy, errors: AlignmentErrors, record: JsonMapping) -> tuple[Picture, ...]:
     model, version = record["model"]["name"], record["versions"]["normlens"]
     line = f"{model} · {record['pairs']} pairs · normlens {version}"
     curves = plots.layer_curves(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +32,7 @@ from normlens.plots.style import numbered_style
 from normlens.provenance import versions
 from normlens.results.analysis import Analysis, SiteAnalysis, row_shares
 from normlens.statistics import spearman
+from normlens.types import Json
 
 NAME = "kobayashi2024"
 #: A map costs about half as many feed-forward passes as there are tokens, so the defaults are small.
@@ -113,7 +113,7 @@ def run(study: LayerStudy) -> Outcome:
     """One pass over the texts, sequence by sequence."""
     texts = study.texts()
     found = measured(study, texts)
-    record: dict[str, Any] = {
+    record: Json = {
         "model": study.lens.identity,
         "data": ", ".join(path.name for path in study.data) or "sample corpus of normlens",
         "inputs": [{"path": str(path), "sha256": content_digest(path)} for path in study.sources],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from normlens.experiments.published import Published
 from normlens.io.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
+from normlens.types import Json, JsonMapping
 
 RESULTS, REPORT, FIGURES, TABLES = "results.json", "report.html", "figures", "tables"
 
@@ -33,7 +34,7 @@ class Number:
         """The measured number for people."""
         return formatted(self.measured, self.decimals)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """As JSON: one comparison per published value; where there is none, the verdict says so."""
         return {
             "row": self.row,
@@ -70,7 +71,7 @@ def _hash_of(item: Mapping[str, str]) -> str:
     return f"sha256 of its records {item['records_sha256'][:16]}"
 
 
-def facts_of(record: Mapping[str, Any], more: Mapping[str, str]) -> dict[str, str]:
+def facts_of(record: JsonMapping, more: Mapping[str, str]) -> dict[str, str]:
     """The settings of a measurement, for the end of a report: model and data, `more`, proof and versions."""
     model = record["model"]
     return {
@@ -124,7 +125,7 @@ class Table:
         """A wide table, published columns beside measured ones where there are any."""
         records = []
         for row, title in self.rows.items():
-            record: dict[str, Any] = {"row": title}
+            record: Json = {"row": title}
             for column, heading in self.columns.items():
                 number = self.at(row, column)
                 record[heading] = None if number is None else number.measured
@@ -173,7 +174,7 @@ class Finding:
             return "holds"
         return "weaker" if self.tends else "fails"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """As JSON."""
         return {
             "name": self.name, "claim": self.claim, "place": self.place, "holds": self.holds, "verdict": self.verdict,
@@ -187,7 +188,7 @@ class Outcome:
 
     experiment: str
     title: str
-    record: Mapping[str, Any]
+    record: JsonMapping
     ran_on: str  # the model and the text, in a sentence
     summary: str  # what it comes to, in a sentence or two
     findings: tuple[Finding, ...]
@@ -219,7 +220,7 @@ class Outcome:
         """A table by its name."""
         return next(table for table in self.tables if table.name == name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         return {
             "experiment": self.experiment,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlens.types import JsonMapping
 
 if TYPE_CHECKING:
     from normlens.experiments.encoder_study import EncoderStudy
@@ -69,7 +70,7 @@ class PublishedNumbers:
         return tuple(self._found.get((table, row, column), ()))
 
     @classmethod
-    def matching(cls, experiment: str, study: EncoderStudy, record: Mapping[str, Any]) -> PublishedNumbers:
+    def matching(cls, experiment: str, study: EncoderStudy, record: JsonMapping) -> PublishedNumbers:
         """The numbers that belong to what was run."""
         model = model_key(record["model"]["name"], study.shape)
         return cls(experiment, model, data_key(study, record["sequences"]))
@@ -83,7 +84,7 @@ class PublishedNumbers:
 
 
 @cache
-def document() -> Mapping[str, Any]:
+def document() -> JsonMapping:
     """The file of published numbers."""
     text = (files("normlens.experiments") / "data" / "published.json").read_text(encoding="utf-8")
     return dict(json.loads(text))

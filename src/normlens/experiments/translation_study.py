@@ -30,6 +30,7 @@ from normlens.measures.run import SiteResult
 from normlens.options import Setting
 from normlens.provenance import versions
 from normlens.statistics import spearman
+from normlens.types import Json
 
 #: What stands for weights and norms: summed over heads, and head by head.
 Quantity = Literal["weights", "norms"]
@@ -135,7 +136,7 @@ class TranslationStudy:
             for name, lines in read.items()
         }
 
-    def record(self, max_proof_error: float) -> dict[str, Any]:
+    def record(self, max_proof_error: float) -> Json:
         """The settings and what they were applied to, for the report."""
         files = {"source": self.source, "target": self.target, "gold": self.gold}
         return {

@@ -20,11 +20,12 @@ of your own is a function and one entry:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from normlens.errors import InputError
+from normlens.types import Json, JsonMapping
 
 if TYPE_CHECKING:  # the table itself needs no torch: `normlens methods` prints it at once
     import numpy as np
@@ -61,7 +62,7 @@ class Method:
     cost: str
     blind: str
     function: Function
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonMapping = field(default_factory=dict)
     signed: bool = True
     complete: bool = False
     error: Function | None = None
@@ -86,7 +87,7 @@ class Method:
                 )
         return scores
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return every fact about the method as plain JSON values."""
         names = ("name", "title", "equation", "paper", "cost", "blind", "signed", "complete")
         return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}

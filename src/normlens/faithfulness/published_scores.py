@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlens.types import JsonMapping
 
 if TYPE_CHECKING:
     from normlens.faithfulness.studies import Study
@@ -68,6 +69,6 @@ def recipe() -> str:
 
 
 @cache
-def _document() -> Mapping[str, Any]:
+def _document() -> JsonMapping:
     text = (files("normlens.faithfulness") / "data" / "published.json").read_text(encoding="utf-8")
     return dict(json.loads(text))

@@ -31,6 +31,7 @@ from normlens.faithfulness.samples import Sample
 from normlens.io.writing import write_bytes
 from normlens.options import Removal
 from normlens.provenance import config_digest, versions
+from normlens.types import Json, JsonMapping
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -46,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 class Study:
     """Measured numbers: `numbers[column][method]` has an array for each sample, with one number per item."""
 
-    record: Mapping[str, Any]
+    record: JsonMapping
     methods: tuple[Method, ...]
     protocols: tuple[Protocol, ...]
     samples: tuple[Sample, ...]
@@ -107,7 +108,7 @@ class Study:
         """All settings in one line, as a score should have them."""
         return "|".join(f"{name}:{value}" for name, value in self.record["settings"].items())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         from normlens.faithfulness.verdicts import verdict
 
@@ -240,7 +241,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 def _record(
     lens: Lens, samples: Sequence[Sample], methods: Sequence[Method], protocols: Sequence[Protocol], way: Removal
-) -> dict[str, Any]:
+) -> Json:
     names = [protocol.name for protocol in protocols]
     items = hashlib.blake2b(repr([sample.items for sample in samples]).encode(), digest_size=6).hexdigest()
     settings = {

@@ -32,6 +32,7 @@ from normlens.lens import Lens
 from normlens.measures.proof import TOLERANCE, Subject, prove_sums
 from normlens.measures.request import Request
 from normlens.measures.run import SiteResult
+from normlens.types import Json
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class FamilyReport:
     explained_reason: str = ""  # why it is refused
     explained_gap: float | None = None  # the largest gap over the sum of absolute terms
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain JSON values."""
         return asdict(self)
 
@@ -84,7 +85,7 @@ def _analyzed(family: str, mapping: str, model: nn.Module) -> FamilyReport:
         return _refused(family, mapping, f"the check itself failed: {_sentence(error)}")
 
 
-def _explained(model: nn.Module) -> dict[str, Any]:
+def _explained(model: nn.Module) -> Json:
     """Return True if one number of the model's output can be explained, with and without padding."""
     lens = Lens(model)
     try:

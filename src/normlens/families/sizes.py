@@ -5,7 +5,7 @@ The only tables of `normlens.families.tiny`: `SIZES` is the general rule, `OVERR
 
 from __future__ import annotations
 
-from typing import Any
+from normlens.types import Json
 
 VOCABULARY = 96
 
@@ -161,7 +161,7 @@ _BOTH = ["linear_attention", "full_attention"]
 _WINDOWED = ["sliding_attention", "full_attention"]
 
 #: What the general rule cannot know about a type.
-OVERRIDES: dict[str, dict[str, Any]] = {
+OVERRIDES: dict[str, Json] = {
     # Hybrid stacks: two layers of which one attends.
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": {**_MAMBA, "layer_types": _BOTH, "residual_multiplier": 0.7},

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from normlens.errors import ModelError
 from normlens.families.sizes import OVERRIDES, SIZES, VOCABULARY
+from normlens.types import Json
 
 #: The mappings whose types are the text families, with the class that each type is built as.
 MAPPINGS = {
@@ -61,10 +62,10 @@ def tiny_config(family: str) -> Any:
     return CONFIG_MAPPING[family](**shrunk(CONFIG_MAPPING[family], OVERRIDES.get(family, {})))
 
 
-def shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
+def shrunk(cls: Any, overrides: Json) -> Json:
     """The arguments that make a tiny configuration of this class."""
     fields = _defaults(cls)
-    chosen: dict[str, Any] = {name: size for name, size in SIZES.items() if _is_larger(fields.get(name), size)}
+    chosen: Json = {name: size for name, size in SIZES.items() if _is_larger(fields.get(name), size)}
     for name in ("head_dim", "num_key_value_heads", "vocab_size"):
         if name in fields and fields[name] is None:  # left to the checkpoint
             chosen[name] = SIZES[name]
@@ -93,7 +94,7 @@ def shrunk(cls: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     return chosen | {name: value for name, value in overrides.items() if name not in getattr(cls, "sub_configs", {})}
 
 
-def _defaults(cls: Any) -> dict[str, Any]:
+def _defaults(cls: Any) -> Json:
     try:
         made = cls()
     except Exception:

@@ -17,6 +17,7 @@ from normlens.errors import InputError
 from normlens.inputs.prompts import Prompt
 from normlens.inputs.tokens import Tokens, decoder_input, words_by_marks
 from normlens.inputs.words import shortened
+from normlens.types import Json
 
 Text = str | Sequence[str]  # a text, or its words where it is pre-tokenized
 
@@ -29,7 +30,7 @@ class EncodedText:
     source: Tokens
     target: Tokens | None = None
     written: tuple[int, ...] | None = None  # the target token that stands to be written at each target position
-    notes: dict[str, Any] = field(default_factory=dict)  # for the provenance
+    notes: Json = field(default_factory=dict)  # for the provenance
 
     def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
         """The tokens that stand at the query and at the key axis of a kind of site."""
@@ -88,7 +89,7 @@ class TextEncoder:
         _check_text(text, "text", pretokenized)
         if pair is not None:
             _check_text(pair, "pair", pretokenized)
-        written: dict[str, Any] = {"text": text} if pair is None else {"text": text, "pair": pair}
+        written: Json = {"text": text} if pair is None else {"text": text, "pair": pair}
         if pretokenized:
             written = {name: list(words) for name, words in written.items()}
         encoding = self._tokenizer(*written.values(), is_split_into_words=pretokenized)
@@ -116,7 +117,7 @@ class TextEncoder:
         inputs = {"input_ids": source.ids}
         if "token_type_ids" in encoding and "token_type_ids" in self._tokenizer.model_input_names:
             inputs["token_type_ids"] = tuple(encoding["token_type_ids"])
-        notes: dict[str, Any] = {"truncated": False, "text": prompt.text}
+        notes: Json = {"truncated": False, "text": prompt.text}
         for name, stretches in (("sources", prompt.sources), ("messages", prompt.messages)):
             if stretches:
                 notes[name] = prompt.parts_of_tokens(stretches, offsets)
@@ -189,7 +190,7 @@ class TextEncoder:
 
     def _shortened(self, what: str, text: Text, pair: Text | None, limit: int) -> Any:
         split = not isinstance(text, str)
-        options: dict[str, Any] = {"truncation": True, "max_length": limit, "is_split_into_words": split}
+        options: Json = {"truncation": True, "max_length": limit, "is_split_into_words": split}
         first = list(text) if split else text
         if what == "target":
             return self._tokenizer(text_target=first, **options)

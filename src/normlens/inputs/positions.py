@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -13,6 +12,7 @@ from torch import Tensor
 from normlens.anatomy.description import Site
 from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
+from normlens.types import ModelInputs
 
 #: By kind of site, for each row of a batch: the words of its queries and of its keys.
 RowWords = Mapping[Kind, Sequence[tuple[Tensor, Tensor]]]
@@ -40,7 +40,7 @@ class Positions:
     _known: dict[tuple[Kind, int, int, int], RealPositions] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any], two_sided: bool, words: RowWords | None = None) -> Positions:
+    def of(cls, inputs: ModelInputs, two_sided: bool, words: RowWords | None = None) -> Positions:
         """Read the padding masks of a model's inputs."""
         masks = (inputs.get(name) for name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"))
         # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.

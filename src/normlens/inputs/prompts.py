@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlens.errors import InputError
+from normlens.types import JsonMapping
 
 #: What belongs to no named part: the template's own text, and what a model writes after the prompt.
 REST, ANSWER = "rest", "answer"
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 #: The characters from `start` to `stop` of a prompt, with the name of their part.
 Stretch = tuple[int, int, str]
 

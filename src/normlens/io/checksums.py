@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from normlens.errors import InputError
 from normlens.io.reading import read_text
 from normlens.io.remote import AnyPath
 from normlens.io.writing import write_json
+from normlens.types import Json, JsonMapping
 
 SEAL = "normlens-seal.json"  # lists the files of a folder
 _DIGEST = "digest"
 _LARGEST_RECORD = 1 << 28  # bytes
 
 
-def read_json(path: AnyPath, what: str) -> dict[str, Any]:
+def read_json(path: AnyPath, what: str) -> Json:
     """A JSON object from a file; `what` names it in the error: `a manifest`."""
     try:
         content = json.loads(read_text(path, _LARGEST_RECORD))
@@ -34,14 +34,14 @@ def read_json(path: AnyPath, what: str) -> dict[str, Any]:
     return content
 
 
-def write_checked_json(path: AnyPath, content: Mapping[str, Any]) -> None:
+def write_checked_json(path: AnyPath, content: JsonMapping) -> None:
     """Write a JSON object together with its digest."""
     text = json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", errors="replace")
     plain = json.loads(text)  # what a reader will see: without tuples, and without half surrogate pairs of file names
     write_json(path, {**plain, _DIGEST: _digest(plain)})
 
 
-def read_checked_json(path: AnyPath, what: str) -> dict[str, Any]:
+def read_checked_json(path: AnyPath, what: str) -> Json:
     """Read a record with a checksum; a record that was changed is an error."""
     content = read_json(path, what)
     found = content.pop(_DIGEST, None)
@@ -54,7 +54,7 @@ def read_checked_json(path: AnyPath, what: str) -> dict[str, Any]:
     return content
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(content: JsonMapping) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 
@@ -19,6 +18,7 @@ from normlens.errors import InputError
 from normlens.io.checksums import SEAL, read_json, verify_checksums, write_checksums
 from normlens.io.remote import first_line
 from normlens.io.writing import refuse_existing
+from normlens.types import Json
 
 _METADATA = "zarr.json"
 _ORDER = "order"  # the attribute that says in which order a folder's arrays were written
@@ -76,7 +76,7 @@ def check_replaced(folder: Path, what: str, *, overwrite: bool, ours: bool) -> N
         raise InputError(f"only {what} is replaced: {folder} is something else; choose another path")
 
 
-def attributes_of(folder: str | Path) -> dict[str, Any]:
+def attributes_of(folder: str | Path) -> Json:
     """The attributes of a Zarr folder, without opening it; nothing where it is none."""
     try:
         found = read_json(Path(folder) / _METADATA, "the description of a Zarr folder").get("attributes")
@@ -102,7 +102,7 @@ def _check_node(path: Path, what: str) -> None:
         )
 
 
-def _chunks(node: dict[str, Any]) -> tuple[int, int]:
+def _chunks(node: Json) -> tuple[int, int]:
     """The number of chunks of an array, and the bytes of each."""
     shape, chunk = node["shape"], node["chunk_grid"]["configuration"]["chunk_shape"]
     if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n > 0 for n in chunk):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from normlens.decompose.attention import Scratch, attend
 from normlens.decompose.pairs import PairCollector, PairResults
 from normlens.errors import AnatomyError
 from normlens.measures.request import Request, SitePlan
+from normlens.types import ModelInputs
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Capture:
         self._own_code = {site.attention for site in anatomy.sites if site.followed}
         self._reader: InternalTensorReader | None = None
 
-    def watch(self, scope: PassScope, inputs: Mapping[str, Any]) -> None:
+    def watch(self, scope: PassScope, inputs: ModelInputs) -> None:
         """Hook the modules at whose boundary, or inside whose calls, a tensor is recorded."""
         intercept_attention(scope, self._attention)
         if self._inside or self._own_code:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 
@@ -19,6 +19,7 @@ from normlens.measures.table import MAPS, MEASURES, chosen_maps, chosen_measures
 from normlens.measures.words import WORD_MODES
 from normlens.options import Precision, WordMode
 from normlens.provenance import versions
+from normlens.types import Json
 
 _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 #: Bytes below which the memory check is skipped.
@@ -89,7 +90,7 @@ class Request:
     words: WordMode | None
     dtype: torch.dtype
     plans: Mapping[int, SitePlan]  # by the identity of the site
-    record: dict[str, Any]  # the request and the versions, for the provenance
+    record: Json  # the request and the versions, for the provenance
 
     @cached_property
     def always_fits(self) -> int:

@@ -36,6 +36,7 @@ from normlens.measures.proof import Subject, check_output, pick_pairs, prove, pr
 from normlens.measures.request import Request
 from normlens.measures.table import SiteValues, measure_block, same_but_diagonal
 from normlens.measures.words import measure_words
+from normlens.types import ModelInputs
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ OnSite = Callable[[SiteResult, Block], None]
 
 def run(
     traced: TracedModel,
-    inputs: Mapping[str, Any],
+    inputs: ModelInputs,
     request: Request,
     on_site: OnSite,
     *,
@@ -149,7 +150,7 @@ class SiteMeasuring:
         self._weights, self._scratch = traced.weights, Scratch()
         self.rounding = Rounding.of(traced.body)
 
-    def run_model(self, inputs: Mapping[str, Any]) -> None:
+    def run_model(self, inputs: ModelInputs) -> None:
         """Run the model under capture; every requested site must be delivered."""
         capture = Capture(self._anatomy, self._request, self._weights, self._scratch, self.rounding, self)
         with PassScope(self._model) as scope:

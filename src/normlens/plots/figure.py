@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from threading import RLock
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ from normlens.errors import InputError
 from normlens.io.writing import atomic_write
 from normlens.plots.style import FINE, NOTE, QUIET, SETTINGS, Scale
 from normlens.plots.text import families, printable
+from normlens.types import Json
 
 #: Dots per inch of a saved PNG.
 RESOLUTION = 300
@@ -122,7 +123,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:
-    metadata: dict[str, Any] = {}
+    metadata: Json = {}
     if provenance_of(figure):
         metadata["Subject" if kind == "pdf" else "Description"] = provenance_of(figure)
     if kind == "svg":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from normlens.errors import InputError
 from normlens.measures.table import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, no_self_part
 from normlens.provenance import references
 from normlens.results.base import Result, array_rows, tidy
+from normlens.types import Json, JsonMapping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ class Analysis(Result["SiteAnalysis"]):
     """
 
     sites: Mapping[str, xr.Dataset]
-    provenance: Mapping[str, Any]
+    provenance: JsonMapping
 
     def __post_init__(self) -> None:
         for dataset in self.sites.values():
@@ -118,13 +119,13 @@ class Analysis(Result["SiteAnalysis"]):
             )
         return tidy(frames)
 
-    def to_bertviz(self, measure: str = "alpha") -> dict[str, Any]:
+    def to_bertviz(self, measure: str = "alpha") -> Json:
         """The keyword arguments of `bertviz.head_view` and `model_view`; norms as shares of their row."""
         from normlens.viewer.other_viewers import to_bertviz
 
         return to_bertviz(self.sites, measure)
 
-    def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> dict[str, Any]:
+    def to_circuitsvis(self, layer: int, measure: str = "alpha", site: str | None = None) -> Json:
         """The keyword arguments of `circuitsvis.attention.attention_patterns` for one layer."""
         from normlens.viewer.other_viewers import to_circuitsvis
 
@@ -356,7 +357,7 @@ class AnalysisBuilder:
             self._progress(self._done, self._sites)
 
     def result(
-        self, row: int, sides: Mapping[Kind, tuple[Tokens, Tokens]], record: Mapping[str, Any], *, by_word: bool
+        self, row: int, sides: Mapping[Kind, tuple[Tokens, Tokens]], record: JsonMapping, *, by_word: bool
     ) -> Analysis:
         """The analysis of a row; `sides` are the query and key tokens of each kind of site."""
         if self._travelling is not None:

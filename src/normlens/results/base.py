@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import pandas as pd
 import xarray as xr
 
 from normlens.errors import InputError
+from normlens.types import JsonMapping
 
 if TYPE_CHECKING:
     import polars
@@ -32,8 +33,8 @@ S = TypeVar("S", bound=Site)
 class Result(Generic[S]):
     """A frozen result with one or several kinds of site."""
 
-    sites: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    sites: JsonMapping
+    provenance: JsonMapping
 
     def site(self, kind: str) -> S:
         """Return the results of one kind of site."""

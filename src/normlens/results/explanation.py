@@ -21,6 +21,7 @@ from normlens.io.writing import atomic_folder
 from normlens.io.zarr_folder import attributes_of, check_replaced, read_tree, write_tree
 from normlens.provenance import references
 from normlens.results.base import Result, array_rows, tidy
+from normlens.types import JsonMapping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +64,7 @@ class Explanation(Result["SiteExplanation"]):
     sites: Mapping[str, Mapping[str, xr.DataArray]]
     value: Any  # a number; with the axis `step`, one for each step (xarray)
     proof: Proof
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: JsonMapping = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for arrays in self.sites.values():
@@ -301,7 +302,7 @@ class SiteExplanation:
         order = [*named, *(label for label in (REST, ANSWER) if label in each)]
         return self._added(name, [each == label for label in order], axis, {axis: order})
 
-    def _added(self, name: str, groups: Sequence[Any], axis: str, coords: Mapping[str, Any]) -> xr.DataArray:
+    def _added(self, name: str, groups: Sequence[Any], axis: str, coords: JsonMapping) -> xr.DataArray:
         array = self[name]
         if "key" not in array.dims:
             raise InputError(
@@ -365,7 +366,7 @@ def open_explanation(path: str | Path) -> Explanation:
         raise InputError(f"{path} lacks its value, proof or labels ({error}); make it again") from error
 
 
-def _read_back(tree: xr.DataTree, record: Mapping[str, Any]) -> Explanation:
+def _read_back(tree: xr.DataTree, record: JsonMapping) -> Explanation:
     sites: dict[str, dict[str, xr.DataArray]] = {}
     for kind, arrays in record["labels"].items():
         sites[kind] = {}

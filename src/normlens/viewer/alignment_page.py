@@ -23,6 +23,7 @@ from normlens.errors import InputError
 from normlens.inputs.tokens import is_special, readable_tokens, words_by_marks
 from normlens.inputs.words import Span
 from normlens.measures.table import MAPS, MEASURES
+from normlens.types import Json
 from normlens.viewer.packed_arrays import pack_layers
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Gold = Annotation | Iterable[Link]
 
 
-def suggested_alignment(cross: xr.Dataset) -> dict[str, Any] | None:
+def suggested_alignment(cross: xr.Dataset) -> Json | None:
     """The links of one pair as `align` takes them from one direction: ATTN-N, the token that is read, layers that agree.
 
     None where there is nothing to take them from: no map, no words on a side, or a difference of two runs.
@@ -65,7 +66,7 @@ def suggested_alignment(cross: xr.Dataset) -> dict[str, Any] | None:
     return _document([word for word, _ in source], [word for word, _ in target], cell_shares(joint), links, None, how)
 
 
-def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None = None) -> dict[str, Any]:
+def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None = None) -> Json:
     """The page's data for a pair that an aligner aligned; `gold` links are framed and scored."""
     aligned = aligner.align_pair(source, target)
     if aligned.problem is not None:
@@ -74,7 +75,7 @@ def aligner_page(aligner: Aligner, source: str, target: str, gold: Gold | None =
     encoded = {"forward": aligner.forward.encoder(source, target)}
     if aligner.reverse is not None:
         encoded["reverse"] = aligner.reverse.encoder(target, source)
-    found_maps: dict[str, Any] = {"reverse": None}
+    found_maps: Json = {"reverse": None}
     for name, mapper in (("forward", aligner.forward), ("reverse", aligner.reverse)):
         if mapper is not None:
             of = mapper.views if choices.combine == "views" else mapper.maps
@@ -107,7 +108,7 @@ def projection_page(
     *,
     words: WordRule = "text",
     pieces: Pieces = "one",
-) -> dict[str, Any]:
+) -> Json:
     """The page's data for a text with marks and its translation: the aligned pair, and where each mark came to stand.
 
     `texts` is one text, or, where spans cross, the same text once for each of them. Links are between the words that
@@ -127,12 +128,12 @@ def projection_page(
     return page | {"title": title, "alignment": page["alignment"] | {"marks": plain(carried)}}
 
 
-def _marks(texts: Sequence[MarkedText], found: Sequence[ProjectedText]) -> dict[str, Any]:
+def _marks(texts: Sequence[MarkedText], found: Sequence[ProjectedText]) -> Json:
     """All marks, numbered from 0 through all texts, and the two texts of each as trees of characters and marks.
 
     A tree needs no offsets: Python counts characters, a browser counts UTF-16 units.
     """
-    marks, trees = list[dict[str, Any]](), list[dict[str, Any]]()
+    marks, trees = list[Json](), list[Json]()
     for text, projected in zip(texts, found, strict=True):
         # By identity, since two elements may be equal in all that they hold.
         numbers = {id(mark): number for number, mark in enumerate(text.marks, start=len(marks))}
@@ -202,9 +203,9 @@ def _document(
     links: Iterable[Link],
     gold: Annotation | None,
     how: str,
-) -> dict[str, Any]:
+) -> Json:
     chosen = frozenset(links)
-    document: dict[str, Any] = {
+    document: Json = {
         "source": list(source),
         "target": list(target),
         "scores": pack_layers(scores[None]),

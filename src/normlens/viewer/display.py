@@ -12,11 +12,12 @@ import io
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normlens.types import JsonMapping
 from normlens.viewer.page import bundle, save_html, to_html, to_json
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class View:
     """One page's data, ready to be seen: in a notebook by being the last value of a cell, elsewhere by `open()`."""
 
-    def __init__(self, document: Mapping[str, Any], view: str = "", still: Callable[[], Figure] | None = None) -> None:
+    def __init__(self, document: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None) -> None:
         self.document = document
         self._view = view
         self._still = still  # draws a picture for where no script runs
@@ -105,7 +106,7 @@ def in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def show(data: Mapping[str, Any], view: str = "", still: Callable[[], Figure] | None = None) -> View:
+def show(data: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None) -> View:
     """Return a view of a page's data; outside a notebook it opens in the browser at once.
 
     Args:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from normlens.anatomy.kinds import KIND_TITLES, KINDS
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable_tokens, sentence
+from normlens.types import Json
 from normlens.viewer.packed_arrays import pack_layers
 from normlens.viewer.page_data import FORMAT, TEXTS, VERSION, axis_data, flat_record, numbers_of, plain, title_of, utf8
 
@@ -43,7 +44,7 @@ SIDES = {"encoder": "source", "decoder": "target"}
 _Terms = Mapping[str, xr.DataArray]
 
 
-def explanation_page(explanation: Explanation) -> dict[str, Any]:
+def explanation_page(explanation: Explanation) -> Json:
     """The JSON document of one explanation: every term that was kept, what they add up to, and how it was proved."""
     sites = explanation.sites
     if "tokens" not in next(iter(sites.values()), {}):
@@ -105,7 +106,7 @@ def _from_tokens(terms: _Terms) -> str:
     return "" if tokens is None else sentence([str(token) for token in tokens.values])
 
 
-def _question(explanation: Explanation) -> dict[str, Any]:
+def _question(explanation: Explanation) -> Json:
     """The question, the number, and the errors of the proof."""
     names, against = output_names(explanation)
     stepwise = np.ndim(explanation.value) > 0
@@ -137,7 +138,7 @@ def _position(explanation: Explanation) -> int | None:
 # ---- one side --------------------------------------------------------------------------------------------------------
 
 
-def _site(name: str, sites: Mapping[str, _Terms]) -> dict[str, Any]:
+def _site(name: str, sites: Mapping[str, _Terms]) -> Json:
     terms = sites[name]
     sides = [kind for kind in sites if kind != "cross"]
     key = sites[sides[0] if name == "cross" else name]["tokens"]
@@ -159,9 +160,9 @@ def _site(name: str, sites: Mapping[str, _Terms]) -> dict[str, Any]:
     }
 
 
-def _terms(name: str, sites: Mapping[str, _Terms]) -> dict[str, Any]:
+def _terms(name: str, sites: Mapping[str, _Terms]) -> Json:
     terms = sites[name]
-    found: dict[str, Any] = {}
+    found: Json = {}
     for part, axes in _AXES.items():
         if part in terms:
             values = pack_layers(_stepped(terms[part], *axes))
@@ -185,7 +186,7 @@ def _terms(name: str, sites: Mapping[str, _Terms]) -> dict[str, Any]:
     return found
 
 
-def _edges(edges: xr.DataArray, states: xr.DataArray | None, *, self_attention: bool) -> dict[str, Any]:
+def _edges(edges: xr.DataArray, states: xr.DataArray | None, *, self_attention: bool) -> Json:
     """Edges added over heads, and of single heads, the strongest of each; and what they leave to the straight way.
 
     `straight` is what a position's state gave past the edges that lead elsewhere: through the residual stream, and by
@@ -206,12 +207,12 @@ def _edges(edges: xr.DataArray, states: xr.DataArray | None, *, self_attention: 
             summed.append(_strongest(over[:, None], most))
             pairs.append(over.sum(0))
         heads.append(_strongest(steps[step], most))
-    found: dict[str, Any] = {"summed": summed, "heads": heads}
+    found: Json = {"summed": summed, "heads": heads}
     named = (("straight", straight), ("arrived", arrived), ("pairs", pairs))
     return found | {name: pack_layers(np.stack(arrays)) for name, arrays in named if arrays}
 
 
-def _strongest(edges: NDArray[np.float64], most: int) -> dict[str, Any]:
+def _strongest(edges: NDArray[np.float64], most: int) -> Json:
     """The strongest entries of `[layer, head, query, key]` as columns of places and values, and what all of them come to."""
     flat = np.abs(edges).ravel()
     present = int(np.count_nonzero(flat))

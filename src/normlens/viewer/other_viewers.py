@@ -11,6 +11,7 @@ import xarray as xr
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable_tokens
 from normlens.measures.table import MEASURES
+from normlens.types import Json
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
 
 
-def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> dict[str, Any]:
+def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> Json:
     """The keyword arguments of `bertviz.head_view` and `model_view`.
 
     BertViz draws a value as opacity between 0 and 1, so norms are given as shares of their row, per head; weights are
@@ -29,13 +30,13 @@ def to_bertviz(sites: Mapping[str, xr.Dataset], measure: str = "alpha") -> dict[
     if "cross" not in sites:
         ((_, data),) = sites.items()
         return {"attention": _layers(data, measure), "tokens": _tokens(data, "query")}
-    arguments: dict[str, Any] = {f"{name}_attention": _layers(data, measure) for name, data in sites.items()}
+    arguments: Json = {f"{name}_attention": _layers(data, measure) for name, data in sites.items()}
     arguments["encoder_tokens"] = _tokens(sites["cross"], "key")
     arguments["decoder_tokens"] = _tokens(sites["cross"], "query")
     return arguments
 
 
-def to_circuitsvis(data: xr.Dataset, layer: int, measure: str = "alpha") -> dict[str, Any]:
+def to_circuitsvis(data: xr.Dataset, layer: int, measure: str = "alpha") -> Json:
     """The keyword arguments of `circuitsvis.attention.attention_patterns` and `attention_heads` for one layer.
 
     CircuitsVis has one list of tokens for both axes, so cross-attention cannot be shown there.

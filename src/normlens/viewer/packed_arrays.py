@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from normlens.errors import InputError
+from normlens.types import Json
 
 Encoding = Literal["f16", "q8"]
 
@@ -20,7 +21,7 @@ _F16_TOP = 32768.0
 
 def pack_layers(
     values: Float[NDArray[Any], "layer ..."], encoding: Encoding = "f16", *, own_apart: bool = False
-) -> dict[str, Any]:
+) -> Json:
     """One chunk of text per layer, with what is needed to read it back (`unpack.ts` in the page).
 
     `f16`: `value = scale[layer] * float16`, relative error at most 2^-11; the bytes are stored low plane first.

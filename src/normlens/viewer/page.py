@@ -6,14 +6,13 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from normlens.errors import InputError
 from normlens.io.writing import write_text
+from normlens.types import JsonMapping
 
 #: What could end the data block or be read as a line end by a script; all stand inside JSON strings, where an escape
 #: means the same character.
@@ -51,7 +50,7 @@ def bundle(name: str) -> str:
     return resources.files("normlens.viewer").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def to_json(data: Mapping[str, Any]) -> str:
+def to_json(data: JsonMapping) -> str:
     """JSON that can stand inside a script element: no character of it can close the element."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
@@ -59,7 +58,7 @@ def to_json(data: Mapping[str, Any]) -> str:
     return text
 
 
-def to_html(data: Mapping[str, Any]) -> str:
+def to_html(data: JsonMapping) -> str:
     """The whole page for its data.
 
     The content security policy allows exactly one script, by its hash, and no connection of any kind.
@@ -77,7 +76,7 @@ def to_html(data: Mapping[str, Any]) -> str:
     )
 
 
-def save_html(data: Mapping[str, Any], path: str | Path) -> Path:
+def save_html(data: JsonMapping, path: str | Path) -> Path:
     """Write the page to `path`, whole or not at all, and return the path."""
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():

@@ -18,6 +18,7 @@ from normlens.anatomy.kinds import KIND_TITLES, KINDS, Kind
 from normlens.errors import InputError
 from normlens.inputs.tokens import is_special, readable_tokens, sentence, words_by_marks
 from normlens.measures.table import HEAD_MAPS, MAPS, MEASURES, MIXING
+from normlens.types import Json, JsonMapping
 from normlens.viewer.alignment_page import suggested_alignment
 from normlens.viewer.packed_arrays import Encoding, pack_layers
 
@@ -40,9 +41,7 @@ HEAVY_BYTES = 200_000_000
 _FORMS: tuple[tuple[Encoding, Encoding | None], ...] = (("f16", "f16"), ("f16", "q8"), ("q8", "q8"), ("q8", None))
 
 
-def analysis_page(
-    analysis: Analysis, *, span: tuple[int, int] | None = None, heads: bool | None = None
-) -> dict[str, Any]:
+def analysis_page(analysis: Analysis, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Json:
     """The page's data for an analysis; `span` and `heads` as in `page_data`.
 
     Where it has cross-attention and is shown whole, the page also holds the links that `align` would take from it.
@@ -57,10 +56,10 @@ def page_data(
     sites: Mapping[str, xr.Dataset],
     *,
     title: str = "",
-    provenance: Mapping[str, Any] | None = None,
+    provenance: JsonMapping | None = None,
     span: tuple[int, int] | None = None,
     heads: bool | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """The JSON document of one analysis: every map, ratio, token and the record of how they were made.
 
     `sites` maps `encoder`, `decoder` or `cross` to a Dataset with the measures as variables (`alpha`, `attn_n`, ...),
@@ -84,7 +83,7 @@ def page_data(
     }
 
 
-def _measure_text(name: str) -> dict[str, Any]:
+def _measure_text(name: str) -> Json:
     """The page's name of a measure: the papers' name, or the equation of one that has none but a description."""
     measure = MEASURES[name]
     return {
@@ -103,7 +102,7 @@ def _title(analysis: Analysis) -> str:
     return title_of(analysis.provenance, _from_tokens(cross, "key"), _from_tokens(cross, "query"))
 
 
-def title_of(provenance: Mapping[str, Any], source: str, target: str | None = None) -> str:
+def title_of(provenance: JsonMapping, source: str, target: str | None = None) -> str:
     """The text as it was written, or as it was put together again from its tokens; with a target, `source → target`."""
     given = [provenance.get(name) or "" for name in TEXTS]
     texts = [" ".join((text if isinstance(text, str) else " ".join(map(str, text))).split()) for text in given]
@@ -116,12 +115,12 @@ def _from_tokens(data: xr.Dataset, axis: str) -> str:
     return sentence([str(token) for token in data[coordinate].values])
 
 
-def _record(analysis: Analysis) -> dict[str, Any]:
+def _record(analysis: Analysis) -> Json:
     kept = {name: value for name, value in analysis.provenance.items() if name not in TEXTS and value is not None}
     return flat_record(kept, {"largest proof error": f"{analysis.max_proof_error:.1e}"})
 
 
-def flat_record(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def flat_record(provenance: JsonMapping, more: JsonMapping) -> Json:
     """The provenance, one line for each item: model, `more`, versions, then the rest."""
     rest = dict(provenance)
     model, versions = dict(rest.pop("model", {})), dict(rest.pop("versions", {}))
@@ -133,9 +132,9 @@ class _SiteMaps:
     """The arrays of one site: arrays that are stored, and rules that give a map from another one."""
 
     name: Kind
-    about: dict[str, Any]  # everything of the site that is not packed
+    about: Json  # everything of the site that is not packed
     maps: dict[str, NDArray[Any]]
-    rules: dict[str, dict[str, Any]]  # only where the numbers confirm them
+    rules: dict[str, Json]  # only where the numbers confirm them
     ratios: dict[str, NDArray[Any]]
     f_norm: NDArray[Any] | None
 
@@ -198,9 +197,9 @@ class _SiteMaps:
         shape = self.maps[measure].shape
         return self.name != "cross" and measure not in HEAD_MAPS and shape[-1] == shape[-2]
 
-    def packed(self, layers: Encoding, heads: Encoding | None) -> dict[str, Any]:
+    def packed(self, layers: Encoding, heads: Encoding | None) -> Json:
         """The site in the page's form."""
-        maps: dict[str, Any] = {}
+        maps: Json = {}
         omitted = dict(self.about["omitted"])
         for measure, values in self.maps.items():
             form = self.form(measure, layers, heads)
@@ -256,7 +255,7 @@ def _omitted(bytes_: int, heads: bool | None) -> str | None:
     return None
 
 
-def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: str) -> dict[str, dict[str, Any]]:
+def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: str) -> dict[str, Json]:
     """The maps that follow from another one, with the rule; a rule is used only where the numbers confirm it."""
 
     def confirmed(values: NDArray[Any], other: Callable[[int], NDArray[Any]]) -> bool:
@@ -264,7 +263,7 @@ def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: 
         top = float(np.abs(values).max(initial=0.0))
         return all(np.allclose(layer, other(i), rtol=1e-4, atol=1e-9 * top) for i, layer in enumerate(values))
 
-    rules: dict[str, dict[str, Any]] = {}
+    rules: dict[str, Json] = {}
     if {"af_norm", "alpha"} <= set(maps) and f_norm is not None:
         norms, alpha = f_norm, maps["alpha"]
         if confirmed(maps["af_norm"], lambda i: np.abs(alpha[i]) * norms[i, :, None, :]):
@@ -293,7 +292,7 @@ def _sign(values: NDArray[Any]) -> dict[str, bool]:
     return {"signed": True} if values.min(initial=0.0) < 0 else {}
 
 
-def _tops(values: NDArray[Any], *, self_attention: bool) -> dict[str, Any]:
+def _tops(values: NDArray[Any], *, self_attention: bool) -> Json:
     """Per layer, the largest value and the largest share of a row: the ends of scales that all layers share.
 
     Where a position is among its own keys, also without it: `top_rest` and `top_rest_share`.
@@ -316,7 +315,7 @@ def numbers_of(data: xr.Dataset | xr.DataArray, dim: str) -> list[int]:
     return [int(number) for number in data[dim].values] if dim in data.coords else list(range(1, data.sizes[dim] + 1))
 
 
-def axis_data(data: xr.Dataset | xr.DataArray, dim: str, total: int) -> dict[str, Any]:
+def axis_data(data: xr.Dataset | xr.DataArray, dim: str, total: int) -> Json:
     """An axis in the page's form: tokens raw and readable, positions and words."""
     size = data.sizes[dim]
     positions = [int(number) for number in data[dim].values] if dim in data.coords else list(range(size))

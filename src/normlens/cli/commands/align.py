@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from normlens.cli.line_output import (
 from normlens.cli.terminal import progress_bar, say
 from normlens.errors import InputError
 from normlens.options import AnySymmetrization, Combination, Extraction, Setting
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.alignment.aligner import AlignedPair, Aligner
@@ -64,7 +65,7 @@ class Alignment:
         False
     )
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Aligner`."""
         return {**vars(self), "layer": layers_option(self.layer)}
 
@@ -78,7 +79,7 @@ class Prompts(Languages):
     ] = ""
     reverse_prompt: Annotated[str, typer.Option(help="The same for the reverse model.")] = ""
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Aligner`, with line breaks as the shell writes them."""
         prompts = {name: getattr(self, name).replace("\\n", "\n") for name in ("prompt", "reverse_prompt")}
         return {**vars(self), **prompts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
 from normlens.io.writing import atomic_files, check_outputs, refuse_input, write_table
 from normlens.options import WordMode
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -35,7 +36,7 @@ class Measures:
     )
     words: Annotated[WordMode | None, typer.Option(help="Merge subwords to words.")] = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Lens.analyze`."""
         return {"measures": self.measures or None, "layers": self.layers or None, "words": self.words}
 
@@ -99,7 +100,7 @@ def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) ->
     return [folder / name for name in names]
 
 
-def _document(analysis: Analysis, files: list[Path]) -> dict[str, Any]:
+def _document(analysis: Analysis, files: list[Path]) -> Json:
     from normlens.results.tables import mixing_by_layer
 
     sites = {}

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from normlens.cli.options import GgufOption, JsonOption, ModelOption, model_files, named_value, open_lens
 from normlens.cli.terminal import console, print_json, progress_bars
 from normlens.options import CorpusFormat, EngineName, OnError
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ class Reading:
         int, typer.Option(min=1, help="Bytes of the longest record; a longer one is unreadable.")
     ] = 1 << 24
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Lens.corpus`."""
         options = dict(vars(self))
         rules = dict(named_value(item, "a category is NAME=REGEX") for item in options.pop("category") or ())
@@ -72,7 +73,7 @@ class Computing:
         False
     )
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Lens.corpus`."""
         return {
             "covariates": {} if self.frequency is None else {"frequency_rank": self.frequency},
@@ -171,7 +172,7 @@ def _left(seconds: float | None) -> str:
 
 
 def _print(screen: Console, result: CorpusResult) -> None:
-    counts: dict[str, Any] = result.manifest["counts"]
+    counts: Json = result.manifest["counts"]
     screen.print(
         f"{counts['sequences']} sequences, {counts['tokens']} tokens, {counts['unreadable']} unreadable records; "
         f"worst proof error {result.max_proof_error:.1e}",

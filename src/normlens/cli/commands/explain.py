@@ -13,6 +13,7 @@ from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption
 from normlens.cli.terminal import console, print_json, progress_bar, show
 from normlens.errors import InputError
 from normlens.options import AttentionRule, Baseline
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
@@ -42,7 +43,7 @@ class Question:
         list[str] | None, typer.Option("--part", help="Terms to keep (repeat); all but edges by default.")
     ] = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the arguments of `Lens.explain`."""
         return {**vars(self), "parts": self.parts or None}
 
@@ -62,9 +63,9 @@ class Documents:
         None
     )
 
-    def question(self, text: str | None) -> tuple[str | None, dict[str, Any]]:
+    def question(self, text: str | None) -> tuple[str | None, Json]:
         """Return the text with the places of its sources, and the arguments of `Lens.explain`."""
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        options: Json = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
         sources = {} if self.sources is None else _read_sources(self.sources)
         if sources:
             options["sources"] = sources
@@ -140,10 +141,10 @@ def explain(
 # ---- for programs ----------------------------------------------------------------------------------------------------
 
 
-def _document(explanation: Explanation, words: bool, out: Path | None) -> dict[str, Any]:
+def _document(explanation: Explanation, words: bool, out: Path | None) -> Json:
     sites = {}
     for kind, arrays in explanation.sites.items():
-        mine: dict[str, Any] = {
+        mine: Json = {
             "values": {
                 name: {"axes": list(map(str, array.dims)), "values": array.values.tolist()}
                 for name, array in arrays.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from normlens.cli.options import GgufOption, JsonOption, open_lens
 from normlens.cli.terminal import console, print_json
+from normlens.types import Json
 
 _PLACEMENT = {
     "post": "after the residual sum (post-norm)",
@@ -26,7 +27,7 @@ def info(
 
     lens = open_lens(model, gguf_file)
     anatomy = lens.anatomy
-    document: dict[str, Any] = {
+    document: Json = {
         "family": anatomy.family,
         "class": type(lens.model).__name__,
         "parameters": sum(parameter.numel() for parameter in lens.model.parameters()),
