@@ -20,13 +20,13 @@ def lens_of(family: str) -> Lens:
 
 
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "empty": ("bert", {"text": ""}, "the text must hold some words: it is empty; pass the sentence"),
-    "blank": ("bert", {"text": " \n\t"}, "the text must hold some words: it is empty"),
+    "empty": ("bert", {"text": ""}, "the text is empty; pass the sentence"),
+    "blank": ("bert", {"text": " \n\t"}, "the text is empty"),
     "no texts": ("bert", {"text": []}, "the list of texts is empty"),
     "unknown tokens only": (
         "bert",
         {"text": "xyzzy plugh"},
-        "every token of 'xyzzy plugh' is the unknown one; is this",
+        "unknown to the model, got 'xyzzy plugh'; is this",
     ),
     "target missing": (
         "marian",
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"text": "the cat", "target": "a dog"},
         "target is for encoder-decoder",
     ),
-    "empty target": ("t5", {"text": "the cat", "target": ""}, "the target must hold some words: it is empty"),
+    "empty target": ("t5", {"text": "the cat", "target": ""}, "the target is empty"),
     "a layer that is no list": (
         "bert",
         {"text": "the cat", "layers": 2},
@@ -67,12 +67,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "too long": (
         "bert",
         {"text": "cat " * 60},
-        "it has 62 tokens and the model takes 40; shorten it, or pass truncate=True",
+        "has 62 tokens and the model takes 40; shorten it, or pass truncate=True",
     ),
     "generate without a head": (
         "bert",
         {"text": "the cat", "generate": True},
-        "needs a model with a language-modelling head",
+        "has no language-modelling head",
     ),
     "pairs do not match": (
         "bert",
@@ -148,5 +148,5 @@ def test_texts_that_always_fit_take_less_than_anybody_is_asked_for(family: str, 
 
 
 def test_half_a_character_is_named() -> None:
-    with pytest.raises(InputError, match=r"the text must be whole characters: character 4 is half of one"):
+    with pytest.raises(InputError, match=r"character 4 of the text is half of a surrogate pair"):
         lens_of("bert").analyze("the \udc80 cat")

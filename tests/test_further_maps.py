@@ -139,7 +139,7 @@ def test_words_add_columns_and_average_rows(how: str) -> None:
         expected = np.stack([added[:, [g == w for g in groups]].mean(1) for w in range(11)], 1)
         np.testing.assert_allclose(words[name].values, expected, rtol=1e-4, atol=1e-6)
     if how == "vectors":
-        with pytest.raises(InputError, match="alti is worked out token by token"):
+        with pytest.raises(InputError, match="alti does not add over vectors"):
             lens.analyze(text, measures=["alti"], words=how)
         summed = lens.analyze(text, measures=names, words="norms")
         assert bool((words["enc_n"] <= summed["enc_n"] * (1 + 1e-5)).all())

@@ -287,8 +287,8 @@ class Lens:
             )
         if not getattr(self.model, "can_generate", lambda: False)():
             raise InputError(
-                f"generate=True needs a model with a language-modelling head: {type(self.model).__name__} has none; "
-                "load it with its head, or pass the text to analyse"
+                f"{type(self.model).__name__} has no language-modelling head, which generate=True needs; load it "
+                "with its head, or pass the text to analyse"
             )
         prompt = self.encoder.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
         with PassScope(self.model):

@@ -62,7 +62,7 @@ def test_analyze_writes_pictures_and_data(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("analyze", ""), "the text must hold some words"),
+        (("analyze", ""), "the text is empty"),
         (("analyze", "cat", "--measure", "norm"), "a measure must be one of alpha"),
         (("analyze", "cat", "--layer", "9"), "layers must be among 1 to 6, got 9"),
         (("analyze", "cat", "--target", "Katze"), "target is for encoder-decoder models"),

@@ -152,7 +152,7 @@ def test_f_norm_behind_a_gate_is_refused() -> None:
     model = tiny_model("qwen3_next")
     inputs = tiny_inputs(model, padded=False)
     lens = Lens(model)
-    with pytest.raises(InputError, match="f_norm needs an f that does not depend on the query"):
+    with pytest.raises(InputError, match="f_norm does not exist for"):
         lens.analyze_inputs(inputs, measures=["f_norm"])
     assert "f_norm" not in lens.analyze_inputs(inputs)[0].sites["decoder"]
 

@@ -140,16 +140,13 @@ class JobWriter:
         """The text that the model writes, without the token that ends it."""
         if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
             raise InputError(
-                "generate=True explains each token that the model writes: target, output, against and position belong to a "
-                "text that is given; drop them"
+                "generate=True excludes target, output, against and position, which belong to a text that is "
+                "given; drop them"
             )
         model: Any = self._model
         writes = getattr(model, "can_generate", lambda: hasattr(model, "generate"))()
         if self._resolver.head not in ("causal", "translation") or not writes:
-            raise InputError(
-                f"generate=True needs a model that writes: {type(model).__name__} does not; load it with its language-model "
-                "head"
-            )
+            raise InputError(f"{type(model).__name__} cannot generate text; load it with its language-model head")
         prompt = self._prompt(asked)
         written = self._write(prompt)
         notes = prompt.notes | {"generated": True, "seed": self._reading.seed}
@@ -159,7 +156,7 @@ class JobWriter:
             return Job(replace(row, notes=notes), steps, True)
         start = len(prompt.source.ids)
         if len(written) == start:
-            raise InputError("generate=True explains what the model writes: it wrote nothing for this text")
+            raise InputError("the model wrote nothing for this text, so there is nothing to explain")
         job = self._continued(prompt, written[start:])
         return replace(job, text=replace(job.text, notes=notes))
 

@@ -128,8 +128,8 @@ class Numbers:
         """Refuse an output whose positions are not those of the input."""
         if self._length is not None and output.ndim > 2 and output.shape[1] != self._length:
             raise InputError(
-                f"explain() needs an output at every input position: this model's has {output.shape[1]} positions for "
-                f"{self._length} input positions; ask at its body with direction=…"
+                f"the model's output has {output.shape[1]} positions for {self._length} input positions; explain "
+                "its body with direction=…"
             )
 
 
@@ -216,7 +216,7 @@ class Resolver:
             raise InputError(f"{what} is a token, a label or its number: got {type(output).__name__}")
         if self.head == "none":
             raise InputError(
-                f"{what} needs a model with a head: {type(self.model).__name__} has none; pass direction=… (a vector on the "
+                f"{type(self.model).__name__} has no head, which {what} needs; pass direction=… (a vector on the "
                 "last state), or load the model with its head"
             )
         if isinstance(output, int):
@@ -224,12 +224,12 @@ class Resolver:
         if self.head in ("sequence", "token"):
             return [self._label(output, what)]
         if self.tokenizer is None:
-            raise InputError(f"{what} as a text needs a tokenizer: this lens has none; pass the token's number")
+            raise InputError(f"this lens has no tokenizer, which {what} as a text needs; pass the token's number")
         # A translation model may write with other pieces than it reads.
         given = {"text_target": output} if self.head == "translation" else {"text": output}
         ids = self.tokenizer(**given, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise InputError(f"{what} must hold at least one token: {output!r} gives none")
+            raise InputError(f"{what} has no token, got {output!r}")
         return [int(i) for i in ids]
 
     def one(self, output: Output, what: str) -> int:
@@ -238,8 +238,8 @@ class Resolver:
         if len(ids) > 1:
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
             raise InputError(
-                f"{what} must be one token here: {output!r} has {len(ids)} ({', '.join(map(repr, tokens))}); pass one of "
-                "them, or its number"
+                f"{what} must be one token, got {output!r} with {len(ids)} ({', '.join(map(repr, tokens))}); pass "
+                "one of them, or its number"
             )
         return ids[0]
 
@@ -351,7 +351,7 @@ def one_for_each(given: Any, count: int, what: str) -> list[Any]:
     if not isinstance(given, Sequence):
         raise InputError(f"{what} is one for all texts or a list with one for each: got {type(given).__name__}")
     if len(given) != count:
-        raise InputError(f"{what} is one for all texts or a list with one for each: {count} texts, {len(given)} given")
+        raise InputError(f"{what} must be one for all {count} texts, or a list with one for each, got {len(given)}")
     return [int(x) if isinstance(x, Integral) and not isinstance(x, bool) else x for x in given]
 
 

@@ -165,18 +165,18 @@ class TextEncoder:
         content = [i for i in ids if i not in special]
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         if not content and unknown not in ids:
-            raise InputError(f"the {what} must hold at least one token: {shortened(text)} gives none; pass some words")
+            raise InputError(f"the {what} has no token, got {shortened(text)}; pass some words")
         if unknown is not None and all(i == unknown for i in ids if i not in special or i == unknown):
             raise InputError(
-                f"the {what} must hold a token that the model knows: every token of {shortened(text)} is the unknown "
-                "one; is this the right tokenizer?"
+                f"every token of the {what} is unknown to the model, got {shortened(text)}; is this the right "
+                "tokenizer?"
             )
         cut = False
         if self._limit is not None and len(ids) > self._limit:
             if not truncate:
                 raise InputError(
-                    f"the {what} must fit the model: it has {len(ids)} tokens and the model takes {self._limit}; "
-                    "shorten it, or pass truncate=True (--truncate on the shell)"
+                    f"the {what} has {len(ids)} tokens and the model takes {self._limit}; shorten it, or pass "
+                    "truncate=True (--truncate on the shell)"
                 )
             encoding = self._shortened(what, text, pair, self._limit)
             ids, cut = list(encoding["input_ids"]), True
@@ -238,12 +238,12 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
     elif not isinstance(text, str):
         raise InputError(f"the {what} must be a string: got {type(text).__name__}; pass pretokenized=True for words")
     elif not text.strip():
-        raise InputError(f"the {what} must hold some words: it is empty; pass the sentence to analyse")
+        raise InputError(f"the {what} is empty; pass the sentence to analyse")
     written = text if isinstance(text, str) else " ".join(text)
     half = next((i for i, character in enumerate(written) if "\ud800" <= character <= "\udfff"), None)
     if half is not None:
         raise InputError(
-            f"the {what} must be whole characters: character {half} is half of one (bytes read in another encoding?); read "
+            f"character {half} of the {what} is half of a surrogate pair (bytes read in another encoding?); read "
             "the text as UTF-8, or leave that character out"
         )
 

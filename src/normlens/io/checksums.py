@@ -28,9 +28,9 @@ def read_json(path: AnyPath, what: str) -> Json:
         content = json.loads(read_text(path, _LARGEST_RECORD))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error or type(error).__name__
-        raise InputError(f"{what} must be a readable JSON file: {path} is not ({reason})") from error
+        raise InputError(f"{path} ({what}) is not a readable JSON file ({reason})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{what} must be a JSON object: {path} holds {type(content).__name__}")
+        raise InputError(f"{path} must hold a JSON object ({what}), got {type(content).__name__}")
     return content
 
 
@@ -50,7 +50,7 @@ def read_checked_json(path: AnyPath, what: str) -> Json:
     except (ValueError, RecursionError):  # a number or a depth that Python reads and does not write
         right = False
     if not right:
-        raise InputError(f"{what} must be as normlens wrote it: {path} was changed or damaged")
+        raise InputError(f"{path} ({what}) was changed or damaged")
     return content
 
 
@@ -93,15 +93,11 @@ def verify_checksums(folder: Path, what: str) -> None:
     found = dict(_files(folder, skip=(SEAL,)))
     for name in sorted({*listed, *found}):
         if name not in found:
-            raise InputError(
-                f"{what} must be complete: {folder / name} is missing; make it again, or bring the file back"
-            )
+            raise InputError(f"{what} is incomplete: {folder / name} is missing; make it again, or bring the file back")
         if name not in listed:
-            raise InputError(
-                f"{what} must be as it was written: {folder / name} does not belong to it; remove that file"
-            )
+            raise InputError(f"{folder / name} does not belong to {what}; remove that file")
         if file_digest(found[name]) != listed[name]:
-            raise InputError(f"{what} must be as it was written: {folder / name} was changed or damaged; make it again")
+            raise InputError(f"{folder / name} ({what}) was changed or damaged; make it again")
 
 
 def _files(folder: Path, skip: Collection[str] = ()) -> Iterator[tuple[str, Path]]:

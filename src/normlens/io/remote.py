@@ -71,5 +71,5 @@ def arrow(what: str) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise InputError(f"{what} needs pyarrow, which is not installed: pip install 'normlens[corpus]'") from error
+        raise InputError(f"{what} needs pyarrow, which is not installed; pip install 'normlens[corpus]'") from error
     return pyarrow

@@ -43,7 +43,7 @@ def write_tree(tree: xr.DataTree, folder: Path) -> None:
 def read_tree(folder: Path, what: str) -> xr.DataTree:
     """Read a tree into memory; `what` names it in an error: `a saved analysis`."""
     if not (folder / _METADATA).is_file():
-        raise InputError(f"{what} is a Zarr folder: {folder} is none; check the path")
+        raise InputError(f"{folder} is not {what}; check the path")
     verify_checksums(folder, what)
     for path in sorted(folder.rglob(_METADATA)):
         _check_node(path, what)
@@ -53,9 +53,7 @@ def read_tree(folder: Path, what: str) -> xr.DataTree:
             with xr.open_datatree(folder, engine="zarr", consolidated=False) as tree:
                 return _in_order(tree.load())
     except Exception as error:  # what a stranger's file may raise in two libraries is not ours to list
-        raise InputError(
-            f"{what} must be whole: {folder} cannot be read ({first_line(error)}); make it again"
-        ) from error
+        raise InputError(f"{folder} ({what}) cannot be read ({first_line(error)}); make it again") from error
 
 
 def _in_order(tree: xr.DataTree) -> xr.DataTree:
@@ -73,7 +71,7 @@ def check_replaced(folder: Path, what: str, *, overwrite: bool, ours: bool) -> N
     if not overwrite:
         refuse_existing(folder, "pass overwrite=True to replace it")
     elif folder.exists() and not ours:
-        raise InputError(f"only {what} is replaced: {folder} is something else; choose another path")
+        raise InputError(f"{folder} is not {what}, and nothing else is replaced; choose another path")
 
 
 def attributes_of(folder: str | Path) -> Json:
@@ -92,13 +90,15 @@ def _check_node(path: Path, what: str) -> None:
     try:
         chunks, size = _chunks(node)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InputError(f"{what} consists of arrays of numbers: {path} describes none ({error})") from error
+        raise InputError(f"{path} ({what}) describes no array of numbers ({error})") from error
     if size > _LARGEST_CHUNK:
-        raise InputError(f"{what} has chunks of at most {_LARGEST_CHUNK} bytes: {path} declares {size}; is it ours?")
+        raise InputError(
+            f"{path} declares chunks of {size} bytes, {what} has at most {_LARGEST_CHUNK}; was it written by normlens?"
+        )
     found = sum(1 for file in path.parent.rglob("*") if file.is_file() and file.name not in (_METADATA, SEAL))
     if chunks != found:
         raise InputError(
-            f"{what} must be complete: {path} declares {chunks} chunks, and {found} are there; make it again"
+            f"{path} declares {chunks} chunks, and {found} are there, so {what} is incomplete; make it again"
         )
 
 

@@ -158,8 +158,8 @@ def _measures_of(anatomy: Anatomy, measures: Sequence[str] | None) -> tuple[str,
         return names
     if measures is not None and "f_norm" in names:
         raise InputError(
-            f"f_norm needs an f that does not depend on the query: in {anatomy.family!r} a gate stands between "
-            f"attention and the output projection ({gated.path}); ask for af_norm instead"
+            f"f_norm does not exist for {anatomy.family!r}: a gate between attention and the output projection "
+            f"({gated.path}) makes f depend on the query; ask for af_norm instead"
         )
     return tuple(name for name in names if name != "f_norm")
 
@@ -171,10 +171,7 @@ def _check_words(words: WordMode | None, mixed: Sequence[str]) -> None:
         return
     for name in mixed:
         if not MEASURES[name].adds_vectors:
-            raise InputError(
-                f"{name} is worked out token by token and does not add over vectors: words='vectors' was asked for; ask "
-                f"for words='norms', or leave {name} out"
-            )
+            raise InputError(f"{name} does not add over vectors; pass words='norms', or leave {name} out")
 
 
 def _check_precision(anatomy: Anatomy, precision: Precision) -> None:
@@ -185,8 +182,8 @@ def _check_precision(anatomy: Anatomy, precision: Precision) -> None:
     for device in {next(site.attention.parameters()).device for site in anatomy.sites}:
         if not has_float64(device):
             raise InputError(
-                f"precision='float64' needs a device that has it: the model is on {device}, which has not; ask for "
-                "float32, or move the model to the CPU (model.to('cpu'))"
+                f"precision='float64' is not available on {device}; pass float32, or move the model to the CPU "
+                "(model.to('cpu'))"
             )
 
 

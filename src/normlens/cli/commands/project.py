@@ -305,7 +305,7 @@ def _translated(window: Sequence[_Item], translator: Translator | None, done: in
         return list(window)
     if translator is None:
         number = done + 1 + next(i for i, item in enumerate(window) if item.target is None)
-        raise InputError(f'line {number} has no "target": give --target, or let the model --translate')
+        raise InputError(f'line {number} has no "target"; give --target, or let the model --translate')
     made = iter(translator([item.texts[0].readable for item in missing]))
     return [replace(item, target=next(made)) if item.target is None else item for item in window]
 
