@@ -217,7 +217,7 @@ def test_every_stage_is_compared() -> None:
     wrong = {"projected": "attention output", "total": "residual sum", "normalized": "normalized sum"}
     for name, words in wrong.items():
         off = replace(t, **{name: getattr(t, name) + 0.01})
-        with pytest.raises(DecompositionError, match=f"the {words} rebuilt from its parts differs"):
+        with pytest.raises(DecompositionError, match=f"the {words} is off by"):
             prove_sums(off, queries, SUBJECT)
 
 
@@ -225,7 +225,7 @@ def test_a_number_that_is_none_is_caught() -> None:
     block, queries, _ = block_of()
     mixed = block.pairs.mixed.clone()
     mixed[0, 0, 0, 0] = float("nan")
-    with pytest.raises(DecompositionError, match="differs from the model's by nan"):
+    with pytest.raises(DecompositionError, match="is off by nan"):
         prove_sums(replace(block, pairs=replace(block.pairs, mixed=mixed)), queries, SUBJECT)
     with pytest.raises(DecompositionError, match="differs from its own by nan"):
         check_output([[torch.full((1, 2, 3), float("nan"))]], [[torch.ones(1, 2, 3)]], torch.ones(1, 2) > 0, SUBJECT)

@@ -63,7 +63,9 @@ def test_segments_of_xliff(tmp_path: Path) -> None:
     expected = XLIFF_1.replace(">la petite maison<", '>la <g id="1">petite</g> maison<')
     expected = expected.replace("garden</source>", "garden</source><target>un jardin</target>")
     assert written == expected.replace("<target/>", "<target>colline</target>")
-    assert document.with_targets([None] * 3).decode() == XLIFF_1
+    marked = document.with_targets(["@1", "@2", "@3"]).decode()
+    undone = marked.replace("@1", "la petite maison").replace("<target>@2</target>", "")
+    assert undone.replace("<target>@3</target>", "<target/>") == XLIFF_1, "every other byte is as it was"
 
 
 def test_segments_of_xliff_2_and_tmx(tmp_path: Path) -> None:
@@ -79,6 +81,46 @@ def test_segments_of_xliff_2_and_tmx(tmp_path: Path) -> None:
     assert [seg.text for seg in tree.iter("seg")][-1] == "la colline"
 
 
+@pytest.mark.parametrize(
+    ("languages", "source_language", "asked", "expected"),
+    [
+        (("en", "de", "fr"), "en", "fr", ("en", "fr")),
+        (("de", "en"), "en", None, ("en", "de")),
+        (("en-GB", "fr-FR"), "en", "fr", ("en-GB", "fr-FR")),
+        (("en", "de", "fr"), "en", None, "choose one with --target-language"),
+    ],
+)
+def test_languages_of_tmx(
+    languages: tuple[str, ...], source_language: str, asked: str | None, expected: object, tmp_path: Path
+) -> None:
+    units = "".join(f'<tuv xml:lang="{language}"><seg>{language}</seg></tuv>' for language in languages)
+    path = tmp_path / "d.tmx"
+    path.write_text(f'<tmx><header srclang="{source_language}"/><body><tu>{units}</tu></body></tmx>')
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            read_document(path, "tmx", asked)
+        return
+    document = read_document(path, "tmx", asked)
+    (segment,) = document.segments
+    assert (document.source(segment).text, document.target(segment)) == expected
+
+
+def test_documents_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.xlf"
+    path.write_text('<?xml version="1.0" encoding="ISO-8859-1"?><xliff/>')
+    with pytest.raises(InputError, match="declares the encoding ISO-8859-1"):
+        read_document(path, "xliff")
+    path.write_text(TMX)
+    with pytest.raises(InputError, match="looks like tmx"):
+        read_document(path, "xliff")
+    path.write_text(
+        '<xliff version="1.2"><file><group translate="no"><trans-unit translate="yes"><source>a</source>'
+        "<seg-source>a</seg-source></trans-unit></group></file></xliff>"
+    )
+    written = read_document(path, "xliff").with_targets(["b"]).decode()
+    assert "</seg-source><target>b</target></trans-unit>" in written
+
+
 def test_segments_of_a_page(tmp_path: Path) -> None:
     (tmp_path / "p.html").write_text(PAGE, encoding="utf-8")
     document = read_document(tmp_path / "p.html", "html-document")
@@ -87,7 +129,8 @@ def test_segments_of_a_page(tmp_path: Path) -> None:
     marked = [f"{number}" for number in range(len(texts))]
     changed = document.with_targets(marked).decode()
     assert '<p class="a">1</p><!-- note --><ul><li>2<li>3</ul>' in changed and '"<p>no</p>"' in changed
-    assert document.with_targets([None] * len(texts)).decode() == PAGE
+    own = [document.content[slice(*segment.source)].decode() for segment in document.segments]
+    assert document.with_targets(own).decode() == PAGE
 
 
 @given(st.text(alphabet="<>/=\"' pbdivté&;!-", max_size=40))
@@ -95,7 +138,8 @@ def test_any_page_without_translations_is_unchanged(text: str) -> None:
     from normlens.alignment.documents import Document, _PageReader
 
     document = Document(Path("x"), "html-document", text.encode(), _PageReader(text).segments)
-    assert document.with_targets([None] * len(document.segments)) == text.encode()
+    own = [document.content[slice(*segment.source)].decode() for segment in document.segments]
+    assert document.with_targets(own) == text.encode()
     assert all(text.encode()[slice(*segment.source)].decode().strip() for segment in document.segments)
 
 
@@ -117,7 +161,7 @@ def test_a_document_comes_out_as_a_document(tmp_path: Path) -> None:
     out = tmp_path / "a.fr.xlf"
     arguments = ["--model", "0", "--source", str(tmp_path / "a.xlf"), "--format", "xliff", "--out", str(out)]
     code, _, error = run(*arguments)
-    assert code == 2 and 'no "target"' in error and not out.exists()
+    assert code == 2 and "has no translation" in error and not out.exists()
     complete = XLIFF_1.replace("<target/>", "<target>la colline</target>").replace(
         "garden</source>", "garden</source><target>un jardin</target>"
     )

@@ -128,7 +128,7 @@ def test_wrong_questions_are_answered_with_what_to_do(text: list[str], tmp_path:
     (tmp_path / "target").write_text("une\n")
     assert "5 sentences" in run(*text, "--format", "html", *target)[2]
     (tmp_path / "source").write_text('{"text": "a house", "spans": []}\n')
-    assert 'no "target"' in run(*text, "--format", "json")[2]
+    assert "has no translation" in run(*text, "--format", "json")[2]
 
 
 @needs_models

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.peers.figures import FIGURES, QUANTITIES, SOURCES, differences
+import normlens
+from tests.peers.figures import FIGURES, QUANTITIES, SOURCES, TEXTS, differences
 
 
 def test_every_figure_of_the_authors_agrees() -> None:
@@ -18,8 +19,6 @@ def test_every_figure_of_the_authors_agrees() -> None:
 def test_dividing_rows_by_their_sums_is_another_recipe() -> None:
     """GlobEnc's released code multiplies raw norms; a rollout of row shares ranks tokens differently."""
     with np.load(FIGURES) as figures:
-        maps, raw = figures["1/globenc/enc_n"].astype(np.float64), figures["1/globenc/rollout_raw_last_layer"]
-    joint = np.eye(maps.shape[-1])
-    for layer in maps:
-        joint = layer / layer.sum(-1, keepdims=True) @ joint
-    assert np.argsort(joint[0]).tolist() != np.argsort(raw[0]).tolist()
+        raw = figures["1/globenc/rollout_raw_last_layer"]
+    shares = normlens.load().analyze(TEXTS[1], measures=["enc_n"]).rollout("enc_n").isel(layer=-1).values
+    assert np.argsort(shares[0]).tolist() != np.argsort(raw[0]).tolist()

@@ -58,7 +58,8 @@ def test_sources_stand_where_the_template_names_them() -> None:
     assert [name for *_, name in prompt.sources] == ["a", "b", "a"]
     for template, sources, message in (
         ("{a}", {"a": "x", "b": "y"}, "no place for the source 'b'"),
-        ("{a}", {"a": ""}, "must map names to texts"),
+        ("{a}", {"a": " "}, "source 'a' is empty"),
+        ("{a}", {"a": 3}, "must map names to texts"),
         ("{rest}", {"rest": "x"}, "cannot be called 'rest'"),
     ):
         with pytest.raises(InputError, match=message):
@@ -67,6 +68,8 @@ def test_sources_stand_where_the_template_names_them() -> None:
 
 @pytest.mark.parametrize("template", [PLAIN, STRIPPED])
 def test_messages_that_say_the_same_are_told_apart(template: str) -> None:
+    # Llama 2 writes a blank after the content that it has trimmed.
+    template = template.replace("</>", " </>")
     same = [{"role": "user", "content": " the cat "}, {"role": "assistant", "content": "the cat"}, *CHAT[1:]]
     prompt = render_chat(_tokenizer(template), same, {})
     parts = [(prompt.text[start:stop], name) for start, stop, name in prompt.messages]
@@ -121,11 +124,11 @@ def test_what_the_model_writes_belongs_to_the_answer() -> None:
 
 def test_a_seed_draws_the_same_answer_again() -> None:
     lens = _lens()
-    answers = {
-        tuple(lens.explain("the cat", generate=True, seed=seed, max_new_tokens=6).provenance["output"])
+    answers = [
+        lens.explain("the cat", generate=True, seed=seed, max_new_tokens=6).provenance["output"]
         for seed in (0, 0, 1, 2, 3)
-    }
-    assert 1 < len(answers) <= 4
+    ]
+    assert answers[0] == answers[1] and any(answer != answers[0] for answer in answers)
     with pytest.raises(InputError, match="max_new_tokens must be at least 1, got 0"):
         lens.explain("the cat", generate=True, max_new_tokens=0)
 
@@ -142,7 +145,12 @@ def test_several_chats_come_back_as_a_list() -> None:
         ({"text": "a cat", "messages": CHAT}, "text and messages exclude each other"),
         ({}, "text is missing"),
         ({"messages": []}, "messages is empty"),
-        ({"text": "a {x}", "pair": "b", "sources": {"x": "cat"}}, "exclude pair, target and pretokenized"),
+        ({"messages": [[]]}, "a chat has no message"),
+        ({"messages": {"role": "user"}}, "messages must be a list of messages"),
+        ({"messages": CHAT, "truncate": True}, "truncate"),
+        ({"text": "a cat", "tools": [1]}, "tools needs messages"),
+        ({"text": "a cat", "seed": 1}, "seed needs generate=True"),
+        ({"text": "a {x}", "pair": "b", "sources": {"x": "cat"}}, "pair cannot be used with messages or sources"),
         ({"text": "a cat", "outputs": 3}, "did you mean 'output'"),
     ],
 )

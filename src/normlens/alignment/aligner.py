@@ -81,9 +81,9 @@ class Choices:
         known = (*JOININGS, *HEURISTICS)
         for name, value, allowed in (
             ("setting", self.setting, SETTINGS),
-            ("combination", self.combine, COMBINATIONS),
-            ("extraction", self.extract, EXTRACTIONS),
-            ("symmetrization", self.symmetrize or known[0], known),
+            ("combine", self.combine, COMBINATIONS),
+            ("extract", self.extract, EXTRACTIONS),
+            ("symmetrize", self.symmetrize or known[0], known),
         ):
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
@@ -436,7 +436,9 @@ class Aligner:
         'une voiture <b>rouge</b>'
         """
         (found,) = self.project([(read_markup(source, markup), target)], pieces=pieces)
-        if found.problem is not None or found.unplaced:
+        if found.problem is not None:
+            raise InputError(f"the pair cannot be aligned: {found.problem}")
+        if found.unplaced:
             lost = ", ".join(mark.opening or mark.name for mark in found.unplaced)
             raise InputError(f"{lost} has no place in the translation ({found.problem or 'no link leads there'})")
         return write_markup(found, markup)

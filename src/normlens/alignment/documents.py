@@ -30,6 +30,7 @@ _BLOCKS = BREAKS | frozenset(
     ["html", "head", "body", "title", "main", "section", "article", "header", "footer", "nav", "aside", "figure", "pre",
      "figcaption", "table", "thead", "tbody", "tfoot", "caption", "ul", "ol", "dl", "form", "fieldset", "details", "summary"]
 ) - {"br"}  # fmt: skip
+_ENCODING = re.compile(rb"""(?:encoding|charset)\s*=\s*["']?\s*([A-Za-z][\w.:-]*)""")
 _SILENT = frozenset(["script", "style", "pre", "template"])
 
 
@@ -92,7 +93,7 @@ class Document:
             place = stop
         content = b"".join([*parts, self.content[place:]])
         if self.markup == "xml":
-            _parse(content, self.path, expat.ParserCreate())
+            _parse(content, self.path, expat.ParserCreate(encoding="utf-8"))
         return content
 
 
@@ -115,10 +116,16 @@ def read_document(path: Path, form: DocumentFormat, target_language: str | None 
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not encoded in UTF-8 ({error}); convert it first") from error
+    declared = _ENCODING.search(content[:1000])
+    if declared is not None and declared[1].decode().lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise InputError(f"{path} declares the encoding {declared[1].decode()}; convert it to UTF-8 first")
+    found = document_format(text[:4000])
+    if found is not None and found != form:
+        raise InputError(f"{path} looks like {found}, got --format {form}")
     if form == "html-document":
         segments = _PageReader(text).segments
     else:
-        segments = _UnitReader(content, path, form, target_language).segments
+        segments = _UnitReader(content, path, target_language).segments
     if not segments:
         raise InputError(f"{path} has no segment of {form}; is it the right --format?")
     return Document(path, form, content, segments)
@@ -131,7 +138,7 @@ def document_format(start: str) -> DocumentFormat | None:
     ('xliff', None)
     """
     head = start.lstrip("\ufeff \t\r\n")[:4000].lower()
-    if re.match(r"<!doctype html|<html", head):
+    if re.match(r"(<\?xml[^>]*>\s*)?(<!doctype html|<html)", head):
         return "html-document"
     if head.startswith(("<?xml", "<xliff", "<tmx", "<!doctype tmx")):
         return "tmx" if "<tmx" in head else "xliff"
@@ -150,12 +157,14 @@ def _parse(content: bytes, path: Path, parser: expat.XMLParserType) -> None:
 class _UnitReader:
     """Collects the segments of an XLIFF or TMX file."""
 
-    def __init__(self, content: bytes, path: Path, form: DocumentFormat, target_language: str | None) -> None:
+    def __init__(self, content: bytes, path: Path, target_language: str | None) -> None:
         self.segments: list[Segment] = []
-        self._content, self._path, self._form, self._language = content, path, form, target_language
+        self._content, self._path, self._language = content, path, target_language
         self._open: list[tuple[str, int, bool]] = []  # local name, place of the tag, whether it may be translated
         self._units: list[dict[str, tuple[int, int]]] = []  # of the element that holds them: places by name
-        self._texts: list[tuple[int, int]] = []  # of the TMX unit that is open
+        self._texts: list[tuple[str, tuple[int, int]]] = []  # languages and places of the TMX unit that is open
+        self._source_language = "*all*"  # of a TMX file
+        self._unit_language = ""
         self._parser = expat.ParserCreate(encoding="utf-8")
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
@@ -163,29 +172,35 @@ class _UnitReader:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         local = name.rpartition(":")[2]
-        allowed = attributes.get("translate") != "no" and (not self._open or self._open[-1][2])
+        inherited = not self._open or self._open[-1][2]
+        allowed = {"yes": True, "no": False}.get(attributes.get("translate", ""), inherited)
         self._open.append((local, self._parser.CurrentByteIndex, allowed))
         if local in _UNITS:
             self._units.append({})
         elif local == "tu":
             self._texts = []
+        elif local == "tuv":
+            self._unit_language = attributes.get("xml:lang") or attributes.get("lang") or ""
+        elif local == "header":
+            self._source_language = attributes.get("srclang", "*all*")
 
     def _end(self, name: str) -> None:
         local, start, allowed = self._open.pop()
         parent = self._open[-1][0] if self._open else ""
         stop = self._parser.CurrentByteIndex
-        if local in ("source", "target") and parent in _UNITS:
+        if local in ("source", "seg-source", "target") and parent in _UNITS:
             self._units[-1][local] = (start, stop)
         elif local == "seg" and parent == "tuv":
-            self._texts.append((start, stop))
+            self._texts.append((self._unit_language, (start, stop)))
         elif local in _UNITS:
             places = self._units.pop()
             if allowed and "source" in places:
-                self._add(places["source"], places.get("target"), name.rpartition(":")[0])
+                self._add(places, name.rpartition(":")[0])
         elif local == "tu" and allowed and self._texts:
             self._add_tmx(stop)
 
-    def _add(self, source: tuple[int, int], target: tuple[int, int] | None, prefix: str) -> None:
+    def _add(self, places: dict[str, tuple[int, int]], prefix: str) -> None:
+        source, target = places["source"], places.get("target")
         tag = f"{prefix}:target" if prefix else "target"
         if target is not None:
             start = self._content[target[0] : self._after_tag(target[0])]
@@ -195,14 +210,23 @@ class _UnitReader:
             whole = (target[0], self._after_tag(target[0]))
             opening = start[:-2].rstrip() + b">"
         else:
-            end = self._content.index(b">", source[1]) + 1
+            before = places.get("seg-source", source)  # a target stands after both
+            end = self._content.index(b">", before[1]) + 1
             whole, opening = (end, end), f"<{tag}>".encode()
         self.segments.append(Segment(self._inside(source), whole, opening, f"</{tag}>".encode()))
 
     def _add_tmx(self, end: int) -> None:
-        source = self._inside(self._texts[0])
-        if len(self._texts) > 1:
-            self.segments.append(Segment(source, self._inside(self._texts[-1])))
+        """Add a unit: its source is in the file's source language, its target in the language that was asked for."""
+        own = [text for text in self._texts if _same_language(text[0], self._source_language)] or self._texts
+        source = self._inside(own[0][1])
+        others = [text for text in self._texts if text is not own[0]]
+        if self._language is not None:
+            others = [text for text in others if _same_language(text[0], self._language)]
+        if len(others) > 1:
+            languages = ", ".join(language for language, _ in others)
+            raise InputError(f"{self._path} has units in {languages}; choose one with --target-language")
+        if others:
+            self.segments.append(Segment(source, self._inside(others[0][1])))
             return
         if self._language is None:
             raise InputError(f"{self._path} has units without a translation; name its language with --target-language")
@@ -220,6 +244,12 @@ class _UnitReader:
         return tag.end()
 
 
+def _same_language(one: str, other: str) -> bool:
+    """Return True if two language codes agree, as far as both say: `en` and `en-GB` do."""
+    first, second = one.lower().replace("_", "-"), other.lower().replace("_", "-")
+    return first == second or first.startswith(f"{second}-") or second.startswith(f"{first}-")
+
+
 class _PageReader(HTMLParser):
     """Collects the stretches of text between the block elements of a page."""
 
@@ -230,9 +260,10 @@ class _PageReader(HTMLParser):
         self._lines = [0]
         for line in text.split("\n"):
             self._lines.append(self._lines[-1] + len(line) + 1)
-        self._begin: int | None = 0
+        self._begin = len(text) - len(text.lstrip("\ufeff"))
         self._has_text = False
         self._silent = 0
+        self._encoded = (0, 0)  # characters whose length in bytes is known, and that length
         self.feed(text)
         self.close()
         self._cut(len(text), len(text))
@@ -251,7 +282,7 @@ class _PageReader(HTMLParser):
         self._cut(self._place(), self._text.find(">", self._place()) + 1)
 
     def handle_data(self, data: str) -> None:
-        self._has_text = self._has_text or (not self._silent and bool(data.strip()))
+        self._has_text = self._has_text or (not self._silent and bool(data.strip("\ufeff \t\r\n\xa0")))
 
     def _place(self) -> int:
         row, column = self.getpos()
@@ -259,9 +290,16 @@ class _PageReader(HTMLParser):
 
     def _cut(self, end: int, begin: int) -> None:
         """End the stretch before a tag of a block, and begin the next one after it."""
-        if self._begin is not None and self._has_text:
+        if self._has_text:
             stretch = self._text[self._begin : end]
             start = self._begin + len(stretch) - len(stretch.lstrip())
             stop = start + len(stretch.strip())
-            self.segments.append(Segment((len(self._text[:start].encode()), len(self._text[:stop].encode()))))
+            self.segments.append(Segment((self._bytes_before(start), self._bytes_before(stop))))
         self._begin, self._has_text = begin, False
+
+    def _bytes_before(self, place: int) -> int:
+        """The length in bytes of the text before a place; places come in order."""
+        characters, length = self._encoded
+        length += len(self._text[characters:place].encode())
+        self._encoded = (place, length)
+        return length

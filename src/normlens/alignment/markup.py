@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import islice
 from typing import TYPE_CHECKING, get_args
 from xml.parsers import expat
 
@@ -160,7 +161,7 @@ class _HtmlReader(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         self._end_word(tag)
         row, column = self.getpos()
-        start = sum(len(text) for text in self._line.splitlines(keepends=True)[: row - 1]) + column
+        start = sum(len(text) + 1 for text in self._line.split("\n")[: row - 1]) + column
         closing = self._line[start : self._line.find(">", start) + 1]
         inner = self.found.innermost
         if inner is None or inner.name != tag:
@@ -212,15 +213,18 @@ def read_xml(line: str, codes: frozenset[str] = frozenset()) -> MarkedText:
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
+        column = error.offset + 1
+        if error.lineno == 1:
+            column -= len("<line>")
         raise InputError(
-            f"the line is not well-formed XML: {expat.ErrorString(error.code)}, column {error.offset - len('<line>') + 1}; "
-            "close every element, and write a bare < as &lt; and a bare & as &amp;"
+            f"the line is not well-formed XML: {expat.ErrorString(error.code)}, column {column}; close every element, and "
+            "write a bare < as &lt; and a bare & as &amp;"
         ) from error
     found = _Building()
     inner = events[1:-1]  # without the element around the line
     inside_code: list[tuple[str, int]] = []
     for number, (place, kind, content) in enumerate(inner):
-        after = next((later for later, *_ in events[number + 2 :] if later > place), len(data))
+        after = next((later for later, *_ in islice(events, number + 2, None) if later > place), len(data))
         raw = data[place:after].decode()
         if kind == "start" and (inside_code or content in codes):
             inside_code.append((content, place))

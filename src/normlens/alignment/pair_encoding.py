@@ -182,7 +182,7 @@ def _parts_of(prompt: str) -> tuple[str, str, str]:
     if not found or not also or not between:
         raise InputError(
             f"prompt must hold {{source}}, then {{target}}, with text between, got {prompt!r}; write for example "
-            "'English:\n{source}\nFrench:\n{target}'"
+            "'English:\\n{source}\\nFrench:\\n{target}'"
         )
     return before, between, after
 

@@ -68,7 +68,7 @@ def explain_texts(
         options.get("generate", False),
         options.get("truncate", False),
         pretokenized,
-        options.get("max_new_tokens", Reading.max_new_tokens),
+        options.get("max_new_tokens"),
         options.get("seed"),
     )
     write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
@@ -95,11 +95,16 @@ def _rows(
     target: Text | Sequence[Text] | None,
     options: ExplainOptions,
 ) -> tuple[bool, list[tuple[Any, Any, Any]]]:
-    """Return True if one text was given, and for each text (or prompt) its pair and target."""
+    """Return whether one text was given, and for each text (or prompt) its pair and target."""
     messages, sources = options.get("messages"), options.get("sources") or {}
     pretokenized = options.get("pretokenized", False)
-    if (messages is not None or sources) and (pair is not None or target is not None or pretokenized):
-        raise InputError("messages and sources exclude pair, target and pretokenized; leave them out")
+    if messages is not None or sources:
+        excluded = {"pair": pair, "target": target, "pretokenized": pretokenized, "truncate": options.get("truncate")}
+        for name, value in excluded.items():
+            if value:
+                raise InputError(f"{name} cannot be used with messages or sources; leave it out")
+    if messages is None and options.get("tools") is not None:
+        raise InputError("tools needs messages; pass a chat, or leave it out")
     if messages is None:
         if text is None:
             raise InputError("text is missing; pass a text, or a chat as messages=[…]")
@@ -109,6 +114,8 @@ def _rows(
         return single, rows
     if text is not None:
         raise InputError("text and messages exclude each other; leave out one")
+    if isinstance(messages, str | Mapping):
+        raise InputError(f"messages must be a list of messages, got {type(messages).__name__}")
     if not messages:
         raise InputError("messages is empty; pass at least one message")
     single = isinstance(messages[0], Mapping)

@@ -16,6 +16,10 @@ from normlens.errors import InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.inputs.prompts import Prompt
 from normlens.lens import Lens
+from normlens.types import Json
+
+#: Tokens that a causal model writes where its caller does not say how many.
+_MOST_NEW_TOKENS = 20
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,15 @@ class Reading:
     generate: bool = False
     truncate: bool = False
     pretokenized: bool = False
-    max_new_tokens: int = 20
+    max_new_tokens: int | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        for name in ("max_new_tokens", "seed"):
+            if getattr(self, name) is not None and not self.generate:
+                raise InputError(f"{name} needs generate=True; leave it out, or pass both")
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class JobWriter:
         return Job(row, steps, len(ids) > 1)
 
     def _generated(self, asked: TextQuestion) -> Job:
-        """The text that the model writes, without the token that ends it."""
+        """The text that the model writes; of a causal model without the token that ends it."""
         if any(x is not None for x in (asked.target, asked.output, asked.against, asked.position)):
             raise InputError(
                 "generate=True excludes target, output, against and position, which belong to a text that is "
@@ -168,7 +175,12 @@ class JobWriter:
         for name in [name for name in batch if name not in accepted]:
             del batch[name]  # a tokenizer may give more than its model takes
         seed = self._reading.seed
-        options = {"max_new_tokens": self._reading.max_new_tokens, "num_beams": 1, "do_sample": seed is not None}
+        options: Json = {"num_beams": 1, "do_sample": seed is not None}
+        most = self._reading.max_new_tokens
+        if most is None and self._resolver.head == "causal":
+            most = _MOST_NEW_TOKENS
+        if most is not None:  # a translation ends where its model says
+            options["max_new_tokens"] = most
         with PassScope(model), torch.random.fork_rng():
             if seed is not None:
                 torch.manual_seed(seed)

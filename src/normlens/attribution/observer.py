@@ -472,7 +472,7 @@ class Observer:
         return torch.full((self.rows,), torch.nan, dtype=torch.float64)
 
     def kind_of_attention(self, values: Tensor) -> str:
-        """Return True if these values are the stack's own or another's."""
+        """Return `attention` or `cross_attention`, by whose values these are."""
         lineage = lineage_of(values)
         kind = (
             "attention" if lineage is None or lineage.side is None or lineage.side == self.side else "cross_attention"

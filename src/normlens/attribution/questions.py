@@ -135,9 +135,9 @@ class Numbers:
 
 def _answer(question: Question, scores: Tensor, probability: Probability) -> Answer:
     chosen = int(scores.argmax()) if question.output is None else question.output
-    for number in (chosen, question.against):
+    for name, number in (("output", chosen), ("against", question.against)):
         if number is not None and number >= len(scores):
-            raise InputError(f"output must be a number from 0 to {len(scores) - 1}, got {number}")
+            raise InputError(f"{name} must be a number from 0 to {len(scores) - 1}, got {number}")
     shares = {"softmax": scores.float().softmax(-1), "sigmoid": scores.float().sigmoid()}.get(probability)
     first, second = (None if shares is None or n is None else float(shares[n]) for n in (chosen, question.against))
     return Answer(chosen, question.against, first, second)

@@ -443,7 +443,10 @@ class Run:
             waits = operation != "layer_norm" and layers.block_at(place) in ("attention", "cross_attention")
             kinds.append(waits and place.inside)
         self._frozen.sharing = BiasShares(kinds, self.observer.rows)
-        return self.replayed(factors, select)
+        try:
+            return self.replayed(factors, select)
+        finally:
+            self._frozen.sharing = None
 
     def replayed(self, factors: list[Tensor], select: Select) -> Tensor:
         """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""

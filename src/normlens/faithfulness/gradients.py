@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from normlens.anatomy.scope import PassScope
+from normlens.errors import InputError
 from normlens.faithfulness.items import At, Change, Item, in_batches, numbers, values
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
 
 Scores = list[np.ndarray]
-#: Input vectors of a batch to the points at which gradients are taken, each with its weight.
-Path = Callable[[Sequence[Item]], Sequence[tuple[Change, float]]]
+#: Items of a batch to the points at which gradients are taken, each with its weight.
+GradientPath = Callable[[Sequence[Item]], Sequence[tuple[Change, float]]]
 
 #: Steps of integrated gradients, the first try and the most; and the completeness error at which they suffice.
 FIRST_STEPS, MOST_STEPS, COMPLETE = 10, 90, 0.01
@@ -64,7 +65,7 @@ def integrated_gradients(
     return scores
 
 
-def _midpoints(steps: int, chosen: Sequence[int]) -> Path:
+def _midpoints(steps: int, chosen: Sequence[int]) -> GradientPath:
     """The path from zero, at some of the midpoints of its steps."""
     points = [(_scaled((step + 0.5) / steps), 1 / len(chosen)) for step in chosen]
     return lambda rows: points
@@ -115,7 +116,7 @@ def _change_of_value(lens: Lens, items: Sequence[Item], at: At) -> np.ndarray:
     return change
 
 
-def _average(lens: Lens, items: Sequence[Item], at: At, path: Path) -> Scores:
+def _average(lens: Lens, items: Sequence[Item], at: At, path: GradientPath) -> Scores:
     """`x_k ·` the weighted sum of gradients at the points of a path; 0 for an item of which all terms are rounding error."""
 
     def answer(rows: Sequence[Item]) -> np.ndarray:
@@ -145,6 +146,12 @@ def _gradient(lens: Lens, rows: Sequence[Item], change: Change, at: At) -> tuple
         return point
 
     value = numbers(lens, rows, leaf, at)
-    point, vectors = found
-    (gradient,) = torch.autograd.grad(value.sum(), point)
-    return gradient, vectors.detach()
+    gradient = None
+    if found and value.requires_grad:
+        (gradient,) = torch.autograd.grad(value.sum(), found[0], allow_unused=True)
+    if gradient is None:
+        raise InputError(
+            f"the number of {type(lens.model).__name__} does not depend on vectors of (row, position, width) that could be "
+            f"found at its {at}; use another method"
+        )
+    return gradient, found[1].detach()

@@ -21,11 +21,13 @@ from normlens.anatomy.scope import PassScope
 from normlens.attribution.observer import TermSelection
 from normlens.attribution.questions import Numbers, Question
 from normlens.attribution.terms import Run
-from normlens.errors import AnatomyError
-from normlens.faithfulness.items import Item, in_batches, inputs_of
+from normlens.errors import AnatomyError, DecompositionError
+from normlens.faithfulness.items import Item, in_batches, inputs_of, values
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
+
+_TOLERANCE = 1e-3  # of the sum of absolute shares; float32 carries them through all layers
 
 
 def decompx(lens: Lens, items: Sequence[Item]) -> list[np.ndarray]:
@@ -83,6 +85,10 @@ def _shares(lens: Lens, item: Item) -> np.ndarray:
         shares = run.carried(factors, _numbers(rows))
         run.release()
     found: np.ndarray = shares[:length].numpy()
+    value = float(values(lens, [item])[0])
+    gap = abs(found.sum() - value) / max(float(np.abs(found).sum()), abs(value), np.finfo(np.float64).tiny)
+    if not gap <= _TOLERANCE:
+        raise DecompositionError(f"the shares of decompx miss the number by {gap:.1e} of their absolute sum")
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normlens.errors import InputError
+from normlens.errors import AnatomyError, InputError
 from normlens.faithfulness.bootstrap import LEVEL, RESAMPLES, Estimate, difference, estimate
 from normlens.faithfulness.erasure import check_way, default_way
 from normlens.faithfulness.items import values
@@ -57,6 +57,9 @@ class Study:
         default_factory=dict
     )  # by method: remaining completeness error of each item
     undecided: Mapping[str, int] = field(default_factory=dict)  # by method: items in which all terms are 0
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  # methods that this model does not support, with the reason
 
     @property
     def columns(self) -> list[Column]:
@@ -99,6 +102,8 @@ class Study:
                 f"{name}: the terms miss the difference from the baseline by {np.median(errors):.1%} (median), "
                 f"{np.quantile(errors, 0.9):.1%} (90th percentile) of it."
             )
+        for name, reason in self.left_out.items():
+            notes.append(f"{name} was left out: {reason}.")
         for name, count in self.undecided.items():
             notes.append(f"{name}: all terms are 0, or rounding error, in {count} of {items} items.")
         return notes
@@ -164,16 +169,24 @@ def study(
     plain = 0.0
     errors: dict[str, list[np.ndarray]] = {}
     undecided: dict[str, int] = {}
+    left_out: dict[str, str] = {}
     for sample in samples:
         plain += _seconds(lambda sample=sample: values(lens, sample.items))  # type: ignore[misc]
         scores: dict[str, list[np.ndarray]] = {}
-        for done, method in enumerate(chosen):
+        for done, method in enumerate(list(chosen)):
             tell(f"{sample.name}: methods", done, len(chosen))
-            scores[method.name], seconds = _scores(lens, sample, method, folder)
+            try:
+                scores[method.name], seconds = _scores(lens, sample, method, folder)
+            except (AnatomyError, InputError) as error:
+                if methods is not None:
+                    raise
+                left_out[method.name] = str(error)  # none was named: those that the model has are compared
+                chosen.remove(method)
+                continue
             costs[method.name] += seconds
             if method.error is not None:
-                error = method.error(lens, sample.items, scores[method.name], **method.settings)
-                errors.setdefault(method.name, []).append(np.asarray(error))
+                remaining = method.error(lens, sample.items, scores[method.name], **method.settings)
+                errors.setdefault(method.name, []).append(np.asarray(remaining))
             zeros = sum(not terms.any() for terms in scores[method.name])
             if zeros:
                 undecided[method.name] = undecided.get(method.name, 0) + zeros
@@ -194,6 +207,7 @@ def study(
         {name: seconds / plain for name, seconds in costs.items() if seconds},
         {name: np.concatenate(found) for name, found in errors.items()},
         undecided,
+        left_out,
     )
 
 

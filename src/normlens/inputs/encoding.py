@@ -106,6 +106,8 @@ class TextEncoder:
 
     def encode_prompt(self, prompt: Prompt) -> EncodedText:
         """Encode a prompt with named parts; the part of each token stands in the notes."""
+        if self._tokenizer is None:
+            raise InputError("this lens has no tokenizer; pass Lens(model, tokenizer)")
         if self._two_sided:
             raise InputError("messages and sources need a model with one side, this one has two; pass text and target")
         if not getattr(self._tokenizer, "is_fast", False):
@@ -208,7 +210,7 @@ class TextEncoder:
 
 
 def as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[bool, list[tuple[Any, Any, Any]]]:
-    """Return True if one text was given, and all texts with their pairs and targets."""
+    """Return whether one text was given, and all texts with their pairs and targets."""
     if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
         raise InputError(
             f"text must be a string or a list of strings, got {type(text).__name__}; tensors go to "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normlens.errors import InputError
+from normlens.io.remote import first_line
 from normlens.types import JsonMapping
 
 #: What belongs to no named part: the template's own text, and what a model writes after the prompt.
@@ -76,10 +77,12 @@ def place_sources(template: str, sources: Mapping[str, str]) -> Prompt:
 
 def _written(template: str, sources: Mapping[str, str]) -> _Writer:
     for name, text in sources.items():
-        if not isinstance(name, str) or not isinstance(text, str) or not text:
+        if not isinstance(name, str) or not isinstance(text, str):
             raise InputError(f"sources must map names to texts, got {name!r}: {type(text).__name__}")
+        if not text.strip():
+            raise InputError(f"source {name!r} is empty; leave it out")
         if name in (REST, ANSWER):
-            raise InputError(f"a source cannot be called {name!r}, which is what belongs to no source")
+            raise InputError(f"a source cannot be called {name!r}, the name of tokens that belong to no source")
     writer = _Writer()
     if not sources:
         writer.add(template)
@@ -108,6 +111,10 @@ def render_chat(
         sources: Texts by name.
         tools: Functions or schemas for the template.
     """
+    if tokenizer is None:
+        raise InputError("this lens has no tokenizer; pass Lens(model, tokenizer)")
+    if not messages:
+        raise InputError("a chat has no message")
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("this tokenizer has no chat template; pass the prompt as a text")
     contents = [_written(_content(message), sources) for message in messages]
@@ -134,12 +141,24 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], contents: Sequence[st
     try:
         text = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=answers)
     except Exception as error:  # a template raises what its author wrote
-        raise InputError(f"the chat template refuses these messages: {str(error).splitlines()[0][:200]}") from error
+        raise InputError(f"the chat template refuses these messages: {first_line(error)}") from error
     return str(text)
 
 
 def _chat_prompt(real: str, marked: str, messages: Sequence[Message], contents: Sequence[_Writer]) -> Prompt:
     pieces = re.split("\ue000(\\d+)\ue001", marked)
+    for strip in (False, True):  # most templates take contents as they are, some without blanks around them
+        prompt = _assembled(pieces, messages, contents, strip)
+        if prompt.text == real:
+            return prompt
+    raise InputError(
+        "the chat template changes what messages say, so it is not known which tokens are theirs; render the chat yourself "
+        "and pass it as a text"
+    )
+
+
+def _assembled(pieces: Sequence[str], messages: Sequence[Message], contents: Sequence[_Writer], strip: bool) -> Prompt:
+    """The pieces of a template with the contents of the messages between them."""
     writer = _Writer()
     stretches: list[Stretch] = []
     sources: list[Stretch] = []
@@ -149,16 +168,11 @@ def _chat_prompt(real: str, marked: str, messages: Sequence[Message], contents: 
             continue
         index = int(piece)
         content = contents[index]
-        text = content.text if real.startswith(content.text, len(writer.text)) else content.text.strip()
+        text = content.text.strip() if strip else content.text
         cut = content.text.find(text)
         start = len(writer.text)
         stretches.append((start, start + len(text), f"{index + 1} {messages[index]['role']}"))
         for begin, end, name in content.stretches:
             sources.append((start + max(0, begin - cut), start + min(len(text), end - cut), name))
         writer.add(text)
-    if writer.text != real:
-        raise InputError(
-            "the chat template changes what messages say, so it is not known which tokens are theirs; render the chat "
-            "yourself and pass it as a text"
-        )
-    return Prompt(real, tuple(sources), tuple(stretches), complete=True)
+    return Prompt(writer.text, tuple(sources), tuple(stretches), complete=True)

@@ -72,7 +72,7 @@ class Subject:
     def fail(self, what: str, error: float) -> DecompositionError:
         """The error for a failed proof."""
         return DecompositionError(
-            f"the {what} rebuilt from its parts differs from the model's by {error:.2g} (allowed: "
+            f"the {what} is off by {error:.2g} (allowed: "
             f"{self.tolerance:.0e}) in {self.family!r}, {self.site}, module {self.module}; no result is returned; "
             "please report the model's family and versions"
         )

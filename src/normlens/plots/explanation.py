@@ -133,8 +133,9 @@ class _OneStep:
         count = np.size(explanation.value)
         stepwise = np.ndim(explanation.value) > 0
         if step is not None and not (stepwise and 1 <= step <= count):
-            given = f"1 to {count}" if stepwise else "none"
-            raise InputError(f"step must be one of {given}, got {step}; leave it out to add all steps")
+            if stepwise:
+                raise InputError(f"step must be from 1 to {count}, got {step}; leave it out to add all steps")
+            raise InputError(f"this explanation has one step, got step={step}; leave it out")
         self._explanation, self._step = explanation, step
         values = np.atleast_1d(np.asarray(explanation.value, dtype=np.float64))
         value = float(values.sum() if step is None else values[step - 1])

@@ -112,7 +112,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
         paths = {kind: base.with_name(f"{base.name}.{kind}") for kind in ("png", "svg")}
     taken = next((file for file in paths.values() if file.is_dir()), None)
     if taken is not None or not base.parent.is_dir():
-        what = f"{taken} is a folder itself" if taken else f"{base.parent} is none"
+        what = f"{taken} is a folder" if taken else f"{base.parent} is not a folder"
         raise InputError(f"the figure cannot be written: {what}; choose another name")
     with house_style(), _laid_out(figure):
         contents = {file: _drawn(figure, kind) for kind, file in paths.items()}

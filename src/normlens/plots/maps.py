@@ -280,11 +280,11 @@ def _name_keys(ax: Axes, keys: Sequence[str], cell: float) -> None:
 def _named_maps(dataset: xr.Dataset, measures: Sequence[str] | None) -> dict[str, xr.DataArray]:
     names = [name for name in MAPS if name in dataset] if measures is None else list(measures)
     unknown = [name for name in names if name not in dataset]
-    if unknown or not names:
-        raise InputError(
-            f"the dataset holds {', '.join(map(str, dataset.data_vars)) or 'none'}, got "
-            f"{', '.join(map(repr, unknown)) or 'no known map'}; compute it first, or leave it out"
-        )
+    if not names:
+        raise InputError("there is no map (layer, query, key) to draw; ask analyze() for one")
+    if unknown:
+        held = ", ".join(name for name in MAPS if name in dataset)
+        raise InputError(f"measures must be among {held}, got {', '.join(map(repr, unknown))}; compute it first")
     arrays = {}
     for name in names:
         array = dataset[name] if "layer" in dataset[name].dims else dataset[name].expand_dims("layer")

@@ -142,13 +142,13 @@ class Analysis(Result["SiteAnalysis"]):
         from normlens.viewer.display import show
         from normlens.viewer.page_data import analysis_page
 
-        return show(analysis_page(self, span=span, heads=heads), view, self._still)
+        return show(analysis_page(self, span=span, heads=heads), view, self._still, len(self.tokens))
 
     def plot(self, measure: str | None = None, *, layer: int | None = None, site: str | None = None) -> Figure:
         """Draw maps for a paper; `normlens.plots.save_figure` writes the figure.
 
         Args:
-            measure: A map; by default all maps that were kept, side by side.
+            measure: A map; by default all maps that were kept, side by side, and of one layer the last of them.
             layer: One layer at full size; by default all layers.
             site: The kind of site; by default the only one.
 
@@ -161,7 +161,8 @@ class Analysis(Result["SiteAnalysis"]):
         cross = chosen.kind == "cross"
         line = self.provenance_line()
         if layer is not None:
-            array = chosen[measure or "attnresln_n"]
+            kept = [name for name in MAPS if name in chosen.dataset]
+            array = chosen[measure or next(reversed(kept), "attnresln_n")]
             if layer not in array["layer"]:
                 layers = ", ".join(map(str, array["layer"].values))
                 raise InputError(f"layer must be one of {layers}, got {layer}")

@@ -190,7 +190,8 @@ class Explanation(Result["SiteExplanation"]):
         from normlens.viewer.display import show
         from normlens.viewer.explanation_page import explanation_page
 
-        return show(explanation_page(self), view, self.plot)
+        tokens = sum(arrays["tokens"].sizes["key"] for arrays in self.sites.values() if "tokens" in arrays)
+        return show(explanation_page(self), view, self.plot, tokens)
 
     def save_html(self, path: str | Path) -> Path:
         """Write the viewer as one HTML file that opens offline."""

@@ -17,20 +17,27 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normlens.errors import InputError
 from normlens.types import JsonMapping
 from normlens.viewer.page import bundle, save_html, to_html, to_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: More tokens than this make no picture: drawing it would take seconds.
+_MOST_TOKENS = 64
+
 
 class View:
     """One page's data, ready to be seen: in a notebook by being the last value of a cell, elsewhere by `open()`."""
 
-    def __init__(self, document: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None) -> None:
+    def __init__(
+        self, document: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None, tokens: int = 0
+    ) -> None:
         self.document = document
         self._view = view
         self._still = still  # draws a picture for where no script runs
+        self._tokens = tokens
         self.path: Path | None = None
 
     def __repr__(self) -> str:
@@ -56,17 +63,28 @@ class View:
         return self.path
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget or the page, and a picture for pages that run no script (GitHub, nbviewer)."""
+        """The widget with a picture for pages that run no script (GitHub, nbviewer); without anywidget, the page."""
         if importlib.util.find_spec("anywidget") is None:
             return {"text/plain": repr(self), "text/html": self._frame()}
-        bundle = self.widget._repr_mimebundle_(**options)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        shown = self.widget._repr_mimebundle_(**options)
+        data, metadata = shown if isinstance(shown, tuple) else (shown, {})
         data = {**data, "text/plain": repr(self)}
-        if self._still is not None:
-            picture = io.BytesIO()
-            self._still().savefig(picture, format="png", dpi=110)
-            data["image/png"] = base64.b64encode(picture.getvalue()).decode()
+        if self._picture is not None:
+            data["image/png"] = self._picture
         return data, metadata
+
+    @cached_property
+    def _picture(self) -> str | None:
+        """The still picture in base64; None where the result is too large for one, or has nothing to draw."""
+        if self._still is None or self._tokens > _MOST_TOKENS:
+            return None
+        try:
+            figure = self._still()
+        except InputError:
+            return None
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=110)
+        return base64.b64encode(picture.getvalue()).decode()
 
     def _display_(self) -> Any:
         """The representation for marimo."""
@@ -106,15 +124,16 @@ def in_notebook() -> bool:
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
-def show(data: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None) -> View:
+def show(data: JsonMapping, view: str = "", still: Callable[[], Figure] | None = None, tokens: int = 0) -> View:
     """Return a view of a page's data; outside a notebook it opens in the browser at once.
 
     Args:
         data: The data of the page.
         view: The state in which it opens.
         still: Draws a picture for where no script runs.
+        tokens: The number of tokens; many make no picture.
     """
-    shown = View(data, view, still)
+    shown = View(data, view, still, tokens)
     if not in_notebook():
         shown.open()
     return shown

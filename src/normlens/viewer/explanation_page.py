@@ -27,7 +27,18 @@ STORED_EDGES = 60_000
 #: Terms need little room, so an explanation draws longer texts at once than maps do.
 DRAWN_TOKENS = 4096
 #: What the record says elsewhere on the page, or what only a program reads.
-_SAID = (*TEXTS, "output", "against", "output_id", "probability", "position", "token_at_position", "direction")
+_SAID = (
+    *TEXTS,
+    "sources",
+    "messages",
+    "output",
+    "against",
+    "output_id",
+    "probability",
+    "position",
+    "token_at_position",
+    "direction",
+)
 
 #: The order of the axes in which the page reads each part, after the steps.
 _AXES = {

@@ -182,7 +182,7 @@ def align(
     read_here = [path for path in given if path is not None] + models.files()
     output.check(read_here, [] if output.save_choice is None else [output.save_choice])
     if output.page is None and (links.gold is not None or output.page_line != 1):
-        raise InputError("--gold and --pair belong to a page; give --page with them")
+        raise InputError("--gold and --page-line belong to a page; give --page with them")
     shown = None if output.page is None else _shown_pair(source, target, output.page_line)
     reference = links.reference(output.page_line)
 

@@ -58,7 +58,9 @@ class Documents:
     sources: Annotated[
         Path | None, typer.Option(help="A folder of .txt files, which the text places as {name}; by default before it.")
     ] = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the model writes at most.")] = 20
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the model writes at most, with --generate.")
+    ] = None
     seed: Annotated[int | None, typer.Option(help="Draw what the model writes; by default its likeliest tokens.")] = (
         None
     )

@@ -159,7 +159,9 @@ def _print(study: Study, report: Path) -> None:
     for start in range(0, len(study.columns), per_table):
         columns = study.columns[start : start + per_table]
         titles = [column.title for column in columns]
-        table = new_table(f"Faithfulness: {study.record['model']['name']}", ("method", *titles, "cost"), right=titles)
+        table = new_table(
+            f"Faithfulness: {study.record['model']['name']}", ("method", *titles, "cost"), right=(*titles, "cost")
+        )
         for row in study.methods:
             cells = []
             for column in columns:

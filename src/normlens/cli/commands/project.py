@@ -79,7 +79,7 @@ def project(
     read_here = [*given, *([] if layers_from is None else [layers_from]), *models.files()]
     output.check(read_here)
     if output.page is None and output.page_line != 1:
-        raise InputError("--sentence belongs to a page; give --page with it")
+        raise InputError("--page-line belongs to a page; give --page with it")
     if form in DOCUMENTS and (output.out is None or output.resume or as_json or output.page is not None):
         raise InputError(f"--format {form} writes one document; give --out, and leave out --resume, --json and --page")
 
@@ -270,7 +270,12 @@ def _write_document(
             if found.unplaced:
                 lost += len(found.unplaced)
                 say(f"normlens: segment {number}: no place for {_named(found.unplaced, item)}")
-            translations.append(document.written(found))
+            try:
+                translations.append(document.written(found))
+            except InputError as error:
+                raise InputError(f"segment {number}: {error}") from error
+    if lost:
+        say(f"normlens: {lost} marks had no place")
     content = document.with_targets(translations)
     output.check(inputs)  # somebody else may have been here since
     write_bytes(output.out, content)
@@ -305,7 +310,7 @@ def _translated(window: Sequence[_Item], translator: Translator | None, done: in
         return list(window)
     if translator is None:
         number = done + 1 + next(i for i, item in enumerate(window) if item.target is None)
-        raise InputError(f'line {number} has no "target"; give --target, or let the model --translate')
+        raise InputError(f"sentence {number} has no translation; give --target, or let the model --translate")
     made = iter(translator([item.texts[0].readable for item in missing]))
     return [replace(item, target=next(made)) if item.target is None else item for item in window]
 
