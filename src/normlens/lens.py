@@ -37,7 +37,7 @@ from normlens.measures.run import OnSite, SiteResult, run
 from normlens.measures.streaming import iterate
 from normlens.options import Precision, WordMode
 from normlens.results.analysis import Analysis, AnalysisBuilder
-from normlens.types import Json, JsonMapping, ModelInputs
+from normlens.types import Json, Kwargs, ModelInputs, Options
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -483,7 +483,7 @@ class Lens:
             self.traced.refresh()
             run(self.traced, inputs, request, on_site, prepared=prepared)
 
-    def _request(self, anatomy: Anatomy, options: JsonMapping) -> Request:
+    def _request(self, anatomy: Anatomy, options: Options) -> Request:
         """The checked request; the same options are usually given again and again."""
         key = (id(anatomy), repr(options))
         if key not in self._requests:
@@ -497,7 +497,7 @@ class Lens:
         self,
         inputs: ModelInputs,
         rows: Sequence[EncodedText] | None,
-        options: JsonMapping,
+        options: Options,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Analysis]:
         """Analyse one batch: one analysis per row.
@@ -583,9 +583,9 @@ def _row_words(kinds: Sequence[Kind], rows: Sequence[EncodedText]) -> dict[Kind,
     return words
 
 
-def _request_options(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> Json:
+def _request_options(words: WordMode | None, precision: Precision, **several: Iterable[Any] | None) -> Kwargs:
     """The options of a request. An iterable is made a list, since it is read more than once; one name is a list of one."""
-    options: Json = {"words": words, "precision": precision}
+    options: Kwargs = {"words": words, "precision": precision}
     for name, value in several.items():
         if value is not None and not isinstance(value, Iterable):
             raise InputError(f"{name} is a list: got {value!r}; write {name}=[{value!r}]")

@@ -7,7 +7,11 @@ from typing import Any, TypeAlias
 
 #: Plain JSON values by name: records, manifests, documents of pages.
 Json: TypeAlias = dict[str, Any]
-#: A record that is only read.
+#: Such a record that is only read.
 JsonMapping: TypeAlias = Mapping[str, Any]
+#: Keyword arguments of a function that somebody else wrote.
+Kwargs: TypeAlias = dict[str, Any]
+#: Options by name that are only read.
+Options: TypeAlias = Mapping[str, Any]
 #: The arguments of a model by name, as its user would pass them.
 ModelInputs: TypeAlias = Mapping[str, Any]

@@ -24,7 +24,7 @@ from normlens.anatomy.reading import read_anatomy
 from normlens.anatomy.scope import PassScope, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
-from normlens.types import Json, ModelInputs
+from normlens.types import Kwargs, ModelInputs
 
 if TYPE_CHECKING:
     from normlens.anatomy.layers import LayerFollower
@@ -117,7 +117,7 @@ def _lengths(model: nn.Module) -> tuple[int, int]:
     return source, target
 
 
-def one_row(inputs: ModelInputs) -> Json:
+def one_row(inputs: ModelInputs) -> Kwargs:
     """One sequence of what a foreign module takes: the one from which its masks hide least, as far as one can tell."""
     padding = [value for name, value in inputs.items() if _by_position(name, value)]
     # A mask that says one and the same of every position hides nothing, whichever of its values stands for hiding.
@@ -153,7 +153,7 @@ def form_of(name: str, value: Any) -> tuple[str, object]:
 DECIDING = ("inputs_embeds", "decoder_inputs_embeds", "encoder_outputs", "encoder_hidden_states")
 
 
-def reading_inputs(model: nn.Module, inputs: ModelInputs) -> Json | None:
+def reading_inputs(model: nn.Module, inputs: ModelInputs) -> Kwargs | None:
     """On what a transformers model is read that will be run on `inputs`; None: a few tokens.
 
     Stand-ins are chosen so that nothing coincides: sides of different lengths, several positions, no mask.
@@ -163,7 +163,7 @@ def reading_inputs(model: nn.Module, inputs: ModelInputs) -> Json | None:
         return None
     source, target = _lengths(model)
     tokens = few_tokens(model) if any(name.endswith("input_ids") for name in inputs) else {}
-    given: Json = {name: ids for name, ids in tokens.items() if inputs.get(name) is not None}
+    given: Kwargs = {name: ids for name, ids in tokens.items() if inputs.get(name) is not None}
     for name in known:
         value = inputs[name]
         states = next(tensor for _, tensor in tensors_in(dict(value) if hasattr(value, "items") else value))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import InputError
-from normlens.types import Json, ModelInputs
+from normlens.types import Kwargs, ModelInputs
 
 #: Words in the names of inputs that may be the same for all sequences.
 _SHARED = ("mask", "position", "bias")
@@ -20,7 +20,7 @@ _PLAIN = (
 )
 
 
-def checked_inputs(model: nn.Module, inputs: ModelInputs) -> Json:
+def checked_inputs(model: nn.Module, inputs: ModelInputs) -> Kwargs:
     """The inputs as tensors of the model's device; what cannot be analysed is refused with the rule it breaks."""
     if not isinstance(inputs, Mapping) and not hasattr(inputs, "items"):
         raise InputError(

@@ -27,7 +27,7 @@ from normlens.anatomy.scope import PassScope, all_modules
 from normlens.decompose.attention import AttentionInputs, attend
 from normlens.decompose.process import products_in_full
 from normlens.errors import AnatomyError
-from normlens.types import Json, JsonMapping, ModelInputs
+from normlens.types import Kwargs, ModelInputs, Options
 
 IMPLEMENTATION = "normlens"
 #: Options that change the numbers and are understood.
@@ -59,7 +59,7 @@ class AttentionCall:
     key: Float[Tensor, "batch kv_head key width"]
     value: Float[Tensor, "batch kv_head key value_width"]
     mask: Tensor | None
-    options: JsonMapping
+    options: Options
 
     def eager(self) -> tuple[Float[Tensor, "batch query head value_width"], Float[Tensor, "batch head query key"]]:
         """Output and weights by the family's own eager function: masks, caps, sinks and biases as it makes them."""
@@ -221,7 +221,7 @@ def _restore_implementations(before: list[tuple[Any, str]]) -> None:
         config._attn_implementation_internal = implementation
 
 
-def run_arguments(model: nn.Module, inputs: ModelInputs) -> Json:
+def run_arguments(model: nn.Module, inputs: ModelInputs) -> Kwargs:
     """The inputs plus what keeps a run plain: no cache of keys and values, where the model knows such a thing.
 
     Where positions are given and no mask, the cache is left to the model: without one, transformers takes every jump of

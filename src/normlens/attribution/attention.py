@@ -13,7 +13,7 @@ from normlens.attribution.elementwise import held
 from normlens.attribution.integrated import IntegratedAttention, Weights, replayed
 from normlens.attribution.operands import Function, OpCall, is_live
 from normlens.errors import AnatomyError
-from normlens.types import Json
+from normlens.types import Kwargs
 
 if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
@@ -59,7 +59,7 @@ def fused_attention(run: FrozenPass, call: OpCall) -> Any:
     return out
 
 
-def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Json) -> Tensor:
+def _spelled_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Kwargs) -> Tensor:
     scores = scores_of(query, key, mask, options)
     hidden = torch.isneginf(scores.detach()).all(-1, keepdim=True)
     if bool(hidden.any()):  # a row of padding that sees nothing: scaled dot-product attention gives 0 there

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlens.types import JsonMapping
+from normlens.types import Options
 
 #: Numbers in a block of pairs: what a processor's cache holds twice; elsewhere what is held beside the result.
 _CACHED, _HELD = 1 << 18, 1 << 24
@@ -23,7 +23,7 @@ class FusedWeights:
     query: Tensor  # … head query width
     key: Tensor  # … head key width
     mask: Tensor | None
-    options: JsonMapping  # is_causal, scale, enable_gqa
+    options: Options  # is_causal, scale, enable_gqa
 
     def rows(self, first: int, last: int) -> Tensor:
         """The weights of some queries, over the keys that any of them sees (from the first on)."""
@@ -49,7 +49,7 @@ class FusedWeights:
         return min(keys, int(columns[-1]) + 1)
 
 
-def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, options: JsonMapping, first: int = 0) -> Tensor:
+def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, options: Options, first: int = 0) -> Tensor:
     """The scores before the softmax, as scaled dot-product attention has them; `first` is the number of the first query."""
     if options.get("enable_gqa"):
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)

@@ -18,7 +18,7 @@ from normlens.attribution.lineage import Chain, lineage_of
 from normlens.attribution.operands import Function, OpCall, as_number, detached, is_live, tensors
 from normlens.decompose.activations import gate_factors
 from normlens.errors import AnatomyError
-from normlens.types import Json
+from normlens.types import Kwargs
 
 if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
@@ -188,7 +188,7 @@ def clamp(run: FrozenPass, call: OpCall) -> Any:
     return out
 
 
-def halved(run: FrozenPass, function: Function, a: Tensor, b: Tensor, kwargs: Json) -> Tensor:
+def halved(run: FrozenPass, function: Function, a: Tensor, b: Tensor, kwargs: Kwargs) -> Tensor:
     """A bilinear map, each factor in turn: half the gradient to each."""
     if run.replaying:
         a0, b0 = run.freeze(lambda: (a, b))
@@ -257,7 +257,7 @@ def extend(run: FrozenPass, out: Tensor, x: Tensor, key: Hashable | None, step: 
     run.chain(out, Chain(chain.source, lambda z: step(before(z)), known, bent or chain.bent))
 
 
-def number_key(kwargs: Json, rest: tuple[Any, ...] = ()) -> Hashable | None:
+def number_key(kwargs: Kwargs, rest: tuple[Any, ...] = ()) -> Hashable | None:
     """The constants of an operation as a key, or None where one of them is a whole tensor."""
     found: list[Hashable] = []
     for name, value in (*enumerate(rest), *sorted(kwargs.items())):

@@ -49,7 +49,7 @@ from normlens.inputs.prompts import place_sources, render_chat
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
 from normlens.results.explanation import Explanation
-from normlens.types import Json, JsonMapping, ModelInputs
+from normlens.types import Kwargs, ModelInputs, Options
 
 
 def explain_texts(
@@ -137,7 +137,7 @@ def explain_inputs(lens: Lens, inputs: ModelInputs, options: InputOptions) -> li
     return _explain_batch(lens, resolver, request, inputs, jobs)
 
 
-def _checked(lens: Lens, options: JsonMapping, allowed: Any) -> tuple[ExplainRequest, Resolver]:
+def _checked(lens: Lens, options: Options, allowed: Any) -> tuple[ExplainRequest, Resolver]:
     """Check what can be checked before anything is read."""
     request = ExplainRequest.of(options, allowed)
     model: nn.Module = getattr(lens.model, "_orig_mod", lens.model)  # a compiled graph shows no operations
@@ -169,7 +169,7 @@ def _explain_batch(
     return explanations
 
 
-def _for_each_row(count: int, options: JsonMapping) -> list[tuple[Any, ...]]:
+def _for_each_row(count: int, options: Options) -> list[tuple[Any, ...]]:
     """Output, against and position of each row."""
     each = [one_for_each(options.get(name), count, name) for name in ("output", "against", "position")]
     return list(zip(*each, strict=True))
@@ -344,7 +344,7 @@ def _outside_of_inference(x: Tensor) -> Tensor:
     return x.clone() if x.is_inference() else x
 
 
-def _one_row(inputs: ModelInputs, row: int, rows: int) -> Json:
+def _one_row(inputs: ModelInputs, row: int, rows: int) -> Kwargs:
     single = dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows:

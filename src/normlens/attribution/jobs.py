@@ -16,7 +16,7 @@ from normlens.errors import InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.inputs.prompts import Prompt
 from normlens.lens import Lens
-from normlens.types import Json
+from normlens.types import Kwargs
 
 #: Tokens that a causal model writes where its caller does not say how many.
 _MOST_NEW_TOKENS = 20
@@ -175,7 +175,7 @@ class JobWriter:
         for name in [name for name in batch if name not in accepted]:
             del batch[name]  # a tokenizer may give more than its model takes
         seed = self._reading.seed
-        options: Json = {"num_beams": 1, "do_sample": seed is not None}
+        options: Kwargs = {"num_beams": 1, "do_sample": seed is not None}
         most = self._reading.max_new_tokens
         if most is None and self._resolver.head == "causal":
             most = _MOST_NEW_TOKENS

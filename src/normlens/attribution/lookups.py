@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normlens.attribution.operands import is_live, tensors
-from normlens.types import JsonMapping
+from normlens.types import Options
 
 _NAME = "_normlens_ids"
 #: Operations after which every token of the first operand stands at its position, with its id or a function of it.
@@ -77,7 +77,7 @@ def _ids_in(x: Any) -> _Ids | None:
     return found
 
 
-def follow(name: str, args: tuple[Any, ...], kwargs: JsonMapping, out: Any) -> None:
+def follow(name: str, args: tuple[Any, ...], kwargs: Options, out: Any) -> None:
     """Mark the results of an operation on token ids; what is not known to keep tokens at their positions moves them."""
     written = name in ("setitem", "copy_")  # into a tensor that is there already; a constant moves no token
     given = [x for x in tensors(args[-1:] if written else args, dict(kwargs)) if _ids_in(x) is not None]
@@ -97,7 +97,7 @@ def follow(name: str, args: tuple[Any, ...], kwargs: JsonMapping, out: Any) -> N
         target.__dict__[_NAME] = found
 
 
-def _keeps_positions(name: str, args: tuple[Any, ...], kwargs: JsonMapping, out: Any) -> bool:
+def _keeps_positions(name: str, args: tuple[Any, ...], kwargs: Options, out: Any) -> bool:
     """Return True if every token stands in the result where it stood in its operand."""
     held = _ids_in(args[0]) if args else None
     if name == "where":
@@ -119,7 +119,7 @@ def _keeps_positions(name: str, args: tuple[Any, ...], kwargs: JsonMapping, out:
     return name.removesuffix("_") in _IN_PLACE or name in _IN_PLACE
 
 
-def look_up(layer: int, name: str, args: tuple[Any, ...], kwargs: JsonMapping, out: Any) -> Root | None:
+def look_up(layer: int, name: str, args: tuple[Any, ...], kwargs: Options, out: Any) -> Root | None:
     """Return what a table gave for token ids; None for any other operation."""
     if name == "embedding":
         ids = args[0] if args else kwargs["input"]

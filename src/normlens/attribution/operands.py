@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from normlens.types import Json
+from normlens.types import Kwargs
 
 Function = Callable[..., Any]
 
@@ -18,7 +18,7 @@ class OpCall(NamedTuple):
     name: str
     function: Function
     args: tuple[Any, ...]
-    kwargs: Json
+    kwargs: Kwargs
 
     def __call__(self) -> Any:
         """Run the operation as it was called."""
@@ -34,7 +34,7 @@ class OpCall(NamedTuple):
             return self.args[position]
         return self.kwargs.get(name, default)
 
-    def named(self, *names: str) -> Json:
+    def named(self, *names: str) -> Kwargs:
         """All arguments by name."""
         return dict(zip(names, self.args, strict=False)) | self.kwargs
 

@@ -13,7 +13,7 @@ from normlens.errors import InputError, unexpected_keyword
 from normlens.measures.request import available_bytes
 from normlens.options import AttentionRule, Baseline
 from normlens.results.explanation import BY_DEFAULT, PARTS
-from normlens.types import JsonMapping
+from normlens.types import Options
 
 if TYPE_CHECKING:
     from normlens.attribution.questions import Output
@@ -62,7 +62,7 @@ class ExplainRequest:
     by_name: bool  # whether parts were asked for by name: then none may be missing
 
     @classmethod
-    def of(cls, options: JsonMapping, allowed: Any) -> ExplainRequest:
+    def of(cls, options: Options, allowed: Any) -> ExplainRequest:
         """Check a user's options; `allowed` is the class that lists them."""
         for name in options:
             if name not in allowed.__optional_keys__:

@@ -46,7 +46,7 @@ from normlens.attribution.elementwise import (
 from normlens.attribution.lineage import lineage_of
 from normlens.attribution.operands import Function, OpCall, as_number, detached, is_live, tensors, zeroed
 from normlens.errors import AnatomyError
-from normlens.types import Json
+from normlens.types import Kwargs
 
 if TYPE_CHECKING:
     from normlens.attribution.frozen import FrozenPass
@@ -102,13 +102,13 @@ def mixed(run: FrozenPass, call: OpCall) -> Any:
     return out
 
 
-def _add_constant(run: FrozenPass, out: Any, function: Function, args: tuple[Any, ...], kwargs: Json) -> None:
+def _add_constant(run: FrozenPass, out: Any, function: Function, args: tuple[Any, ...], kwargs: Kwargs) -> None:
     """Collect the result for live operands of zero, which belongs to no input."""
     fixed, named = zeroed(args), zeroed(kwargs)
     run.constant(out, lambda: function(*fixed, **named))
 
 
-def _has_constant(name: str, args: tuple[Any, ...], kwargs: Json) -> bool:
+def _has_constant(name: str, args: tuple[Any, ...], kwargs: Kwargs) -> bool:
     """Return True if some operand adds numbers of its own."""
     if name in ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "index_add", "scatter_add"):
         args, kwargs = args[:1] if name[0] != "i" else (args[0], args[-1]), {}

@@ -11,7 +11,7 @@ import gc
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,6 @@ from normlens.cli.failures import WRONG, exit_code
 from normlens.cli.groups import spread
 from normlens.cli.terminal import show
 from normlens.errors import InputError
-from normlens.types import Json, JsonMapping
 
 #: The commands: the modules of `normlens.cli.commands`, each with a function of its own name.
 COMMANDS = tuple(sorted(module.name for module in pkgutil.iter_modules(commands.__path__)))
@@ -89,11 +88,11 @@ def _root(
     """Options that stand before any command."""
 
 
-class _LazyCommands(JsonMapping):
+class _LazyCommands(Mapping[str, Any]):
     """The commands by name; a module is imported when its command is looked up."""
 
     def __init__(self) -> None:
-        self._built: Json = {}
+        self._built: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:

@@ -22,7 +22,7 @@ from normlens.errors import InputError
 from normlens.io.writing import atomic_write
 from normlens.plots.style import FINE, NOTE, QUIET, SETTINGS, Scale
 from normlens.plots.text import families, printable
-from normlens.types import Json
+from normlens.types import Kwargs
 
 #: Dots per inch of a saved PNG.
 RESOLUTION = 300
@@ -123,7 +123,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _drawn(figure: Figure, kind: str) -> bytes:
-    metadata: Json = {}
+    metadata: Kwargs = {}
     if provenance_of(figure):
         metadata["Subject" if kind == "pdf" else "Description"] = provenance_of(figure)
     if kind == "svg":

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.colors import Colormap, FuncNorm, LinearSegmentedColormap, Normalize, PowerNorm, to_hex
 
 from normlens.errors import InputError
-from normlens.types import Json
+from normlens.types import Kwargs
 
 INK, QUIET, GRID = "#1f1f1f", "#6b6b6b", "#e4e4e4"
 #: Missing values: a warm grey, unlike any step of the bluish ramp.
@@ -24,7 +24,7 @@ MISSING = "#d8d2c8"
 HEADING, BODY, NOTE, FINE = 8.5, 7.5, 6.5, 5.0
 
 #: Every setting that a figure depends on; the rest are matplotlib's defaults, whatever the caller's are.
-SETTINGS: Json = {
+SETTINGS: Kwargs = {
     "figure.facecolor": "white",
     "figure.dpi": 150,
     "figure.constrained_layout.h_pad": 0.03,
@@ -180,7 +180,7 @@ class Style:
     marker: str = "o"
     dashed: bool = False
 
-    def line(self, markers: bool = True) -> Json:
+    def line(self, markers: bool = True) -> Kwargs:
         """The arguments of matplotlib's `plot`."""
         return {
             "label": self.label,

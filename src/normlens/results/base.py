@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pandas as pd
 import xarray as xr
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Site)
 class Result(Generic[S]):
     """A frozen result with one or several kinds of site."""
 
-    sites: JsonMapping
+    sites: Mapping[str, Any]
     provenance: JsonMapping
 
     def site(self, kind: str) -> S:
