@@ -42,9 +42,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "a layer that is no list": (
         "bert",
         {"text": "the cat", "layers": 2},
-        r"layers is a list: got 2; write layers=\[2\]",
+        r"layers must be a list, got 2; write layers=\[2\]",
     ),
-    "a number for measures": ("bert", {"text": "the cat", "measures": 5}, "measures is a list: got 5; write"),
+    "a number for measures": ("bert", {"text": "the cat", "measures": 5}, "measures must be a list, got 5; write"),
     "unknown measure": (
         "bert",
         {"text": "the cat", "measures": ["attn"]},
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "got 2 texts and 1 pairs; each text needs its pair",
     ),
     "one pair for many": ("bert", {"text": ["a", "the"], "pair": "cat"}, "must be a list for a list of 2 texts"),
-    "words unasked": ("bert", {"text": [["the", "cat"]]}, "must be a string: got list; pass pretokenized=True"),
+    "words unasked": ("bert", {"text": [["the", "cat"]]}, "must be a string, got list; pass pretokenized=True"),
     "empty word": ("bert", {"text": ["the", ""], "pretokenized": True}, "a list of words, none of them empty"),
 }
 

@@ -588,7 +588,7 @@ def _request_options(words: WordMode | None, precision: Precision, **several: It
     options: Kwargs = {"words": words, "precision": precision}
     for name, value in several.items():
         if value is not None and not isinstance(value, Iterable):
-            raise InputError(f"{name} is a list: got {value!r}; write {name}=[{value!r}]")
+            raise InputError(f"{name} must be a list, got {value!r}; write {name}=[{value!r}]")
         if isinstance(value, str):
             value = [value]
         options[name] = None if value is None else list(value)

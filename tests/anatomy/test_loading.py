@@ -146,14 +146,14 @@ def test_a_folder_without_a_tokenizer_has_none(folder: Path) -> None:
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
 def test_an_index_must_not_leave_its_folder(folder: Path, index: str, name: Any) -> None:
     (folder / index).write_text(json.dumps({"weight_map": {"embeddings.weight": name}}))
-    with pytest.raises(ModelError, match=r"(a file outside of its own folder|maps each weight)"):
+    with pytest.raises(ModelError, match=r"(a file outside of its own folder|does not map each weight)"):
         normlens.load(folder)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"weight_map": []}', "{}"])
 def test_a_damaged_index_is_refused(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ModelError, match="an index of weights maps each weight to a file"):
+    with pytest.raises(ModelError, match="does not map each weight to a file"):
         normlens.load(folder)
 
 

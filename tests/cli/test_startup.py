@@ -63,7 +63,7 @@ def test_help_and_version_import_no_model_library(arguments: tuple[str, ...], tm
         (("aer", "links", "--gold", "gold", "--worst", "many"), "invalid value for '--worst'"),
         (("corpus", "wiki.txt"), "missing option '--out'; see `normlens corpus --help`"),
         (("aer", "links", "--gold", "gold", "--source", "text"), "--source and --target belong together"),
-        (("view", "text", "--span", "one"), "a span is START:STOP"),
+        (("view", "text", "--span", "one"), "a span must be START:STOP"),
         (("analyze", "text", "--out", "/proc/nowhere"), "/proc/nowhere/analysis.zarr cannot be written"),
         (("reproduce", "nothing"), "an experiment must be one of"),
         (

@@ -33,7 +33,7 @@ def test_mixing_says_which_ratio_it_is() -> None:
 
 
 def test_a_map_is_not_a_mixing_ratio() -> None:
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match="from 0 to 1"):
         plot_mixing(dataset(5)["attnres_n"].max("key"))
     with pytest.raises(InputError, match="axes layer, query"):
         plot_mixing(dataset(5)["attn_w"])

@@ -127,7 +127,7 @@ def test_the_shell_writes_a_page_for_a_text_and_for_a_run(tmp_path, analysis, sh
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["view", "x", "--span", "4"], "a span is START:STOP"),
+        (["view", "x", "--span", "4"], "a span must be START:STOP"),
         (["view", "x", "--out", "/nowhere/at/all.html"], "existing folder"),
         (["view", "x", "--out", "{foreign}"], "exists; choose another path"),
         (["view", "{run}", "--target", "y"], "is a saved run"),

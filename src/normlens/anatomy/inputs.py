@@ -94,16 +94,16 @@ def _tensor(name: str, value: Any, device: torch.device) -> Any:
 def _check_ids(model: nn.Module, name: str, ids: Tensor) -> None:
     if ids.ndim != 2:
         raise InputError(
-            f"{name} must be (batch, position): got shape {tuple(ids.shape)}; one sequence is ids.unsqueeze(0)"
+            f"{name} must be (batch, position), got shape {tuple(ids.shape)}; one sequence is ids.unsqueeze(0)"
         )
     if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise InputError(f"{name} must be whole numbers: got {ids.dtype}; did embeddings or a mask get this name?")
+        raise InputError(f"{name} must be whole numbers, got {ids.dtype}; did embeddings or a mask get this name?")
     table = _embedding(model)
     if table is not None and not (int(ids.min()) >= 0 and int(ids.max()) < table.num_embeddings):
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise InputError(
-            f"{name} must be ids of the model's vocabulary, 0 to {table.num_embeddings - 1}: got {wrong}; is this the "
-            "right tokenizer?"
+            f"{name} must be ids of the model's vocabulary, 0 to {table.num_embeddings - 1}, got {wrong}; is this "
+            "the right tokenizer?"
         )
 
 

@@ -170,9 +170,7 @@ def _in_folder(path: Path, folder: Path, gguf_file: str | None) -> Json:
         raise ModelError(f"{str(path)!r} has no folder {folder.name!r}; check the name")
     if gguf_file is not None:
         if not (folder / gguf_file).is_file():
-            raise ModelError(
-                f"gguf_file names a file in the folder: {str(folder)!r} has no {gguf_file!r}; check the name"
-            )
+            raise ModelError(f"{str(folder)!r} has no {gguf_file!r}; check the name")
         return {}
     if not (folder / "config.json").exists():
         packed = sorted(file.name for file in folder.glob("*.gguf"))
@@ -197,7 +195,7 @@ def _check_index(path: Path) -> None:
         outside = [name for name in names if _leaves_folder(name)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(
-            f"an index of weights maps each weight to a file: {path} does not ({_first(error)}); the folder is damaged"
+            f"{path} does not map each weight to a file ({_first(error)}); the folder is damaged"
         ) from error
     if outside:
         raise ModelError(f"{path} names {min(outside)!r}, a file outside of its own folder; do not trust this model")

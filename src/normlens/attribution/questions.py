@@ -213,7 +213,7 @@ class Resolver:
     def ids(self, output: Output, what: str) -> list[int]:
         """The entries of the output that a name stands for: one, or several where a text has several tokens."""
         if isinstance(output, bool) or not isinstance(output, int | str):
-            raise InputError(f"{what} is a token, a label or its number: got {type(output).__name__}")
+            raise InputError(f"{what} must be a token, a label or its number, got {type(output).__name__}")
         if self.head == "none":
             raise InputError(
                 f"{type(self.model).__name__} has no head, which {what} needs; pass direction=… (a vector on the "
@@ -250,12 +250,12 @@ class Resolver:
             return labels.get(name, alike[0])
         if name.isdecimal() and int(name) in labels.values():  # a shell has no other way to write a number
             return int(name)
-        raise InputError(f"{what} must be one of the labels {', '.join(labels)}: got {name!r}")
+        raise InputError(f"{what} must be one of the labels {', '.join(labels)}, got {name!r}")
 
     def _in_range(self, number: int, what: str) -> int:
         size = self._size()
         if size is not None and not 0 <= number < size:
-            raise InputError(f"{what} must be a number from 0 to {size - 1}: got {number}")
+            raise InputError(f"{what} must be a number from 0 to {size - 1}, got {number}")
         return number
 
     def _size(self) -> int | None:
@@ -349,7 +349,7 @@ def one_for_each(given: Any, count: int, what: str) -> list[Any]:
     if given is None or isinstance(given, str | int):
         return [given] * count
     if not isinstance(given, Sequence):
-        raise InputError(f"{what} is one for all texts or a list with one for each: got {type(given).__name__}")
+        raise InputError(f"{what} must be one for all texts or a list with one for each, got {type(given).__name__}")
     if len(given) != count:
         raise InputError(f"{what} must be one for all {count} texts, or a list with one for each, got {len(given)}")
     return [int(x) if isinstance(x, Integral) and not isinstance(x, bool) else x for x in given]

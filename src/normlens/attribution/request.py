@@ -76,7 +76,7 @@ class ExplainRequest:
         if parts is not None and (not isinstance(parts, list) or any(part not in PARTS for part in parts)):
             raise InputError(f"parts must be a list of {', '.join(PARTS)}, got {parts!r}")
         if edges_top is not None and (isinstance(edges_top, bool) or not isinstance(edges_top, int) or edges_top < 1):
-            raise InputError(f"edges_top is how many edges to keep, the strongest, at least 1: got {edges_top!r}")
+            raise InputError(f"edges_top must be at least 1, got {edges_top!r}")
         named = BY_DEFAULT if parts is None else ("tokens", *parts)
         if edges_top is not None:
             named = (*named, "edges")
@@ -116,7 +116,7 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
     for each in known:
         if each == value:
             return each
-    raise InputError(f"{name} must be one of {', '.join(known)}: got {value!r}")
+    raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _vector(direction: Any) -> Tensor | None:

@@ -72,7 +72,7 @@ def named_value(text: str, rule: str) -> tuple[str, str]:
     """Both sides of NAME=VALUE; `rule` says what they are."""
     name, sign, value = text.partition("=")
     if not (name and sign and value):
-        raise InputError(f"{rule}: got {text!r}")
+        raise InputError(f"{rule}, got {text!r}")
     return name, value
 
 

@@ -235,10 +235,10 @@ def _check_text(text: Text, what: str, pretokenized: bool) -> None:
     if pretokenized:
         if isinstance(text, str) or not all(isinstance(word, str) and word.strip() for word in text) or not text:
             raise InputError(
-                f"a pre-tokenized {what} must be a list of words, none of them empty: got {shortened(text)}"
+                f"a pre-tokenized {what} must be a list of words, none of them empty, got {shortened(text)}"
             )
     elif not isinstance(text, str):
-        raise InputError(f"the {what} must be a string: got {type(text).__name__}; pass pretokenized=True for words")
+        raise InputError(f"the {what} must be a string, got {type(text).__name__}; pass pretokenized=True for words")
     elif not text.strip():
         raise InputError(f"the {what} is empty; pass the sentence to analyse")
     written = text if isinstance(text, str) else " ".join(text)

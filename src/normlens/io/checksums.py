@@ -86,7 +86,7 @@ def write_checksums(folder: Path) -> None:
 def verify_checksums(folder: Path, what: str) -> None:
     """Every file that was sealed must be there, unchanged, and no other; `what` names the folder in the error."""
     if not (folder / SEAL).is_file():
-        raise InputError(f"{what} lists its files in {SEAL}: {folder} has no such list, so that it cannot be checked")
+        raise InputError(f"{folder} has no {SEAL}, the list of the files of {what}, so that it cannot be checked")
     listed = read_checked_json(folder / SEAL, f"the list of files of {what}").get("files")
     if not isinstance(listed, dict):
         raise InputError(f"{what} lists its files in {SEAL}: the one in {folder} lists none")

@@ -450,9 +450,7 @@ def plot_mixing(
     values = numbers(array)
     scale = scale_of([values], high)
     if np.nanmax(np.abs(values)) > 1 + 1e-6:
-        raise InputError(
-            f"a mixing ratio lies between 0 and 1; {np.nanmax(np.abs(values)):.3g} arrived. Was it a map, not a ratio?"
-        )
+        raise InputError(f"a mixing ratio must be from 0 to 1, got {np.nanmax(np.abs(values)):.3g}; is it a map?")
     layers, tokens = numbering(array, "layer"), token_labels(array, "query")
     mixed = measure or str(array.name).removeprefix(MIXING)
     cell = max(2.0 / len(tokens), cell_inches(len(tokens)))

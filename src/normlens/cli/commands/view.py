@@ -115,7 +115,7 @@ def _span(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if found is None:
-        raise InputError(f"a span is START:STOP with positions from 0, such as 0:512: got {text!r}")
+        raise InputError(f"a span must be START:STOP with positions from 0, such as 0:512, got {text!r}")
     return int(found[1]), int(found[2])
 
 
