@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -119,6 +120,41 @@ def test_documents_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     )
     written = read_document(path, "xliff").with_targets(["b"]).decode()
     assert "</seg-source><target>b</target></trans-unit>" in written
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "expected"),
+    [
+        ("tmx", '<tmx><header srclang="en"/><tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg/></tuv></tu>'
+         "</tmx>",
+         '<tuv xml:lang="de"><seg>Té</seg></tuv>'),
+        ("xliff", "<xliff><trans-unit><source>a</source><seg-source/></trans-unit></xliff>",
+         "<seg-source/><target>Té</target></trans-unit>"),
+        ("xliff", "<xliff><trans-unit><source>a <x:ph xmlns:x='y'>&lt;b/></x:ph></source></trans-unit></xliff>",
+         "</source><target>Té</target></trans-unit>"),
+        ("xliff", "<xliff xmlns:m='y'><trans-unit><source>a</source><m:target>b</m:target></trans-unit></xliff>",
+         "<source>a</source><target>Té</target><m:target>b</m:target>"),
+        ("html-document", '<p>x<br title="a>b"/>Hello</p>', "<p>Té</p>"),
+        ("html-document", '<p title="a>b"/>Hello</p>', '<p title="a>b"/>Té</p>'),
+        ("html-document", '<p><b translate="no">X</b></p><p>Hello</p>', '<b translate="no">X</b></p><p>Té</p>'),
+    ],
+)  # fmt: skip
+def test_odd_documents_stay_what_they_are(form: Any, content: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd"
+    path.write_text(content, encoding="utf-8")
+    document = read_document(path, form, "de" if form == "tmx" else None)
+    assert len(document.segments) == 1
+    assert expected in document.with_targets(["Té"]).decode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['<META CHARSET="ISO-8859-1"><p>a</p>', "<p>a</p><?php if ($a > 1) echo 1; ?>", "<p>a</p><!-- x <p>b</p>"],
+)
+def test_pages_that_would_be_damaged_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "p.html").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError):
+        read_document(tmp_path / "p.html", "html-document")
 
 
 def test_segments_of_a_page(tmp_path: Path) -> None:

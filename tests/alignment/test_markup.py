@@ -32,6 +32,8 @@ def unchanged(marked: MarkedText) -> ProjectedText:
         ("html", 'a <b class="x > y">red</b> car<br> &amp; <!-- note --><i>more</i>'),
         ("html", "1 &lt; 2 <IMG src=a.png> <P>x</P>"),
         ("xml", '<g id="1">a <x id="2"/>b</g> <?target x?>&amp;'),
+        ("markdown", "- [ ] a *b*"),
+        ("markdown", "> - a *b*"),
         ("xml", '<g>é <x/></g><g><y id="ü"/></g>'),
         ("markdown", '[a](<b c> "d \\"e\\"") and <span>*b</span>*'),
         ("markdown", "# A **red *car*** and `x * y` [here](http://x.y/(z)) ![pic](a.png)"),

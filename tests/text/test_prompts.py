@@ -129,7 +129,7 @@ def test_a_seed_draws_the_same_answer_again() -> None:
         for seed in (0, 0, 1, 2, 3)
     ]
     assert answers[0] == answers[1] and any(answer != answers[0] for answer in answers)
-    with pytest.raises(InputError, match="max_new_tokens must be at least 1, got 0"):
+    with pytest.raises(InputError, match="max_new_tokens must be a whole number of at least 1, got 0"):
         lens.explain("the cat", generate=True, max_new_tokens=0)
 
 

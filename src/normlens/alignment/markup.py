@@ -40,7 +40,7 @@ MARKUPS: tuple[Markup, ...] = get_args(Markup)
 BREAKS = frozenset(
     ["br", "hr", "p", "div", "li", "td", "th", "tr", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote"]
 )
-_VOID = frozenset(
+VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
 )
 
@@ -149,7 +149,7 @@ class _HtmlReader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self._end_word(tag)
-        if tag in _VOID:
+        if tag in VOID:
             self.found.add_point(tag, self.get_starttag_text() or "")
         else:
             self.found.start(tag, self.get_starttag_text() or "")
@@ -200,7 +200,10 @@ def read_xml(line: str, codes: frozenset[str] = frozenset()) -> MarkedText:
         line: The fragment.
         codes: Elements whose content is code, not text; each is one mark without words.
     """
-    data = f"<line>{line}</line>".encode()
+    try:
+        data = f"<line>{line}</line>".encode()
+    except UnicodeEncodeError as error:
+        raise InputError("the line has half of a surrogate pair; read it as UTF-8") from error
     events: list[tuple[int, str, str]] = []
     parser = expat.ParserCreate(encoding="utf-8")
     parser.StartElementHandler = lambda name, attributes: events.append((parser.CurrentByteIndex, "start", name))
@@ -222,16 +225,16 @@ def read_xml(line: str, codes: frozenset[str] = frozenset()) -> MarkedText:
         ) from error
     found = _Building()
     inner = events[1:-1]  # without the element around the line
-    inside_code: list[tuple[str, int]] = []
+    inside_code: list[tuple[str, int, bool]] = []
     for number, (place, kind, content) in enumerate(inner):
         after = next((later for later, *_ in islice(events, number + 2, None) if later > place), len(data))
         raw = data[place:after].decode()
-        if kind == "start" and (inside_code or content in codes):
-            inside_code.append((content, place))
+        if kind == "start" and (inside_code or content.rpartition(":")[2] in codes):
+            inside_code.append((content, place, raw.endswith("/>")))
         elif inside_code:
             if kind == "end":
-                name, start = inside_code.pop()
-                end = place if data[start:place].endswith(b"/>") else after
+                name, start, closes_itself = inside_code.pop()
+                end = place if closes_itself else after
                 if not inside_code:
                     found.add_point(name, data[start:end].decode())
         elif kind == "text":
@@ -280,7 +283,9 @@ def _parts(
 
 _MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
 _MARKDOWN.normalizeLink = lambda url: url  # type: ignore[method-assign]  # addresses stay as they were written
-_BLOCK = re.compile(r"\s{0,3}(?:#{1,6}|[-+*]|\d{1,9}[.)]|>)\s+")
+_BLOCK = re.compile(r"\s{0,3}(?:(?:#{1,6}|[-+*]|\d{1,9}[.)]|>)\s+)+(?:\[[ xX]\]\s+)?")
+#: The box of a task list, which CommonMark reads as text.
+_CHECKBOX = re.compile(r"^(\s{0,3}(?:[-+*]|\d{1,9}[.)])\s+)\[[ xX]\]\s+")
 _TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w-]*)")
 _NAMES = {"em": "em", "strong": "strong", "s": "del", "link": "link"}
 _HTML_OF = {"em": ("<em>", "</em>"), "strong": ("<strong>", "</strong>"), "del": ("<del>", "</del>"),
@@ -325,7 +330,7 @@ def _take_tag(found: _Building, tag: str) -> None:
     """An HTML tag in Markdown: the end of the element that is open, the start of one, or a point."""
     named = _TAG_NAME.match(tag)
     inner = found.innermost
-    if named is None or tag.endswith("/>") or named[2].lower() in _VOID:
+    if named is None or tag.endswith("/>") or named[2].lower() in VOID:
         found.add_point("tag", tag)
     elif not named[1]:
         found.start(named[2].lower(), tag)
@@ -417,7 +422,7 @@ def _write_markdown(projected: ProjectedText) -> str:
     for pieces in (kept.pieces, tuple(map(_as_html, kept.pieces))):
         written = _whole_line(replace(kept, pieces=pieces))
         try:
-            if _markdown_text(written) != projected.text:
+            if _markdown_text(_CHECKBOX.sub(r"\1", written)) != projected.text:
                 reason = "a parser reads another text"
             elif pieces is not kept.pieces or _shape(kept) == _shape_of_text(written):
                 return written

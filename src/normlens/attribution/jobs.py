@@ -45,8 +45,10 @@ class Reading:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        for name, least in (("max_new_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or not least <= value < 2**63):
+                raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
         for name in ("max_new_tokens", "seed"):
             if getattr(self, name) is not None and not self.generate:
                 raise InputError(f"{name} needs generate=True; leave it out, or pass both")

@@ -19,7 +19,7 @@ from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.layers import LayerFollower
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.operands import mapped, tensors
-from normlens.attribution.questions import Numbers, Question, Resolver
+from normlens.attribution.questions import Numbers, Question, Resolver, head_of
 from normlens.errors import InputError
 from normlens.inputs.encoding import TextEncoder, pad_rows, padding_id
 
@@ -102,6 +102,24 @@ def check_model(lens: Lens) -> None:
             f"{type(lens.model).__name__} reads one text and writes another, which no method here supports; use "
             "lens.explain(source, target=…)"
         )
+
+
+def check_items(lens: Lens, items: Sequence[Item]) -> None:
+    """Raise an error for an item that methods would read in different ways."""
+    whole = head_of(lens.model) == "sequence"
+    for item in items:
+        if not item.ids:
+            raise InputError("an item has no tokens")
+        if item.output < 0 or (item.against is not None and item.against < 0):
+            raise InputError(f"output and against must be at least 0, got {item.output} and {item.against}")
+        if item.position is None and not whole:
+            raise InputError(f"an item of {type(lens.model).__name__} needs a position")
+        if item.position is not None and not 0 <= item.position < len(item.ids):
+            raise InputError(f"position must be from 0 to {len(item.ids) - 1}, got {item.position}")
+        if item.padding < 0:
+            raise InputError(f"padding must be at least 0, got {item.padding}")
+        if item.blank:
+            raise InputError("an item with blanks has a number, but no method explains it")
 
 
 def inputs_of(lens: Lens, items: Sequence[Item]) -> dict[str, Tensor]:
@@ -190,7 +208,8 @@ def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None, at:
         return vectors
 
     with PassScope(lens.model, grad=torch.is_grad_enabled()) as scope:
-        _change_word_vectors(scope, change_words)
+        if bool(blank.any()) or (change is not None and at == "words"):
+            _change_word_vectors(scope, change_words, len(items), width)
         if change is not None and at == "states":
             _change_states(scope, change, len(items), width)
         output = lens.model(**run_arguments(lens.model, inputs_of(lens, items)))
@@ -198,7 +217,21 @@ def _logits(lens: Lens, items: Sequence[Item], change: Change | None = None, at:
     return logits
 
 
-def _change_word_vectors(scope: PassScope, change: Change) -> None:
+def _changed(vectors: object, change: Change, rows: int, length: int, model: object) -> Tensor:
+    """Change vectors of (row, position, width), or of (position, row, width); `batches` never makes as many of both."""
+    if isinstance(vectors, Tensor) and vectors.ndim == 3:
+        if vectors.shape[:2] == (rows, length):
+            return change(vectors)
+        if vectors.shape[:2] == (length, rows):
+            return change(vectors.transpose(0, 1)).transpose(0, 1)
+    shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+    raise InputError(
+        f"{type(model).__name__} has input vectors of shape {shape}, not one for each of {rows} x {length} tokens; use "
+        "explain(), or erasure by mask or delete"
+    )
+
+
+def _change_word_vectors(scope: PassScope, change: Change, rows: int, length: int) -> None:
     """Change what the embedding table gives, the first time that it is used in the scope."""
     table = getattr(scope.model, "get_input_embeddings", lambda: None)()
     if table is None:
@@ -213,16 +246,13 @@ def _change_word_vectors(scope: PassScope, change: Change) -> None:
         if changed:  # a model may look words up twice: the first time is its input
             return None
         changed = True
-        return change(output)
+        return _changed(output, change, rows, length, scope.model)
 
     scope.after(table, hook)
 
 
 def _change_states(scope: PassScope, change: Change, rows: int, length: int) -> None:
-    """Change the vectors that enter the first layer of the scope's model.
-
-    They stand as (row, position, width) or (position, row, width); `batches` never makes as many rows as positions.
-    """
+    """Change the vectors that enter the first layer of the scope's model."""
     changed = False
 
     def begin(args: Any, kwargs: Any) -> Any:
@@ -235,15 +265,7 @@ def _change_states(scope: PassScope, change: Change, rows: int, length: int) -> 
             return None
         vectors = candidates[0]
         changed = True
-        if vectors.shape[0] == rows and vectors.shape[1] >= length:
-            states = change(vectors)
-        elif vectors.shape[1] == rows and vectors.shape[0] >= length:
-            states = change(vectors.transpose(0, 1)).transpose(0, 1)
-        else:
-            raise InputError(
-                f"the first layer of {type(scope.model).__name__} takes vectors of shape {tuple(vectors.shape)}, not one "
-                f"for each of {rows} x {length} tokens; use a method at the word vectors"
-            )
+        states = _changed(vectors, change, rows, length, scope.model)
         return mapped(args, lambda x: states if x is vectors else x), mapped(
             kwargs, lambda x: states if x is vectors else x
         )

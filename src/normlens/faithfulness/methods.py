@@ -71,12 +71,14 @@ class Method:
         """Return one number for each token of each item, in double precision."""
         import numpy as np
 
-        from normlens.faithfulness.items import check_model
+        from normlens.faithfulness.items import check_items, check_model
 
         check_model(lens)
+        check_items(lens, items)
         scores = []
-        for terms in self.function(lens, items, **self.settings):
-            scores.append(np.asarray(terms, dtype=np.float64))
+        with lens.traced.named_errors():
+            for terms in self.function(lens, items, **self.settings):
+                scores.append(np.asarray(terms, dtype=np.float64))
         if len(scores) != len(items):
             raise InputError(f"method {self.name!r} returned {len(scores)} arrays for {len(items)} items")
         for item, terms in zip(items, scores, strict=True):

@@ -113,8 +113,13 @@ class TextEncoder:
         if not getattr(self._tokenizer, "is_fast", False):
             raise InputError("messages and sources need a fast tokenizer, which knows the characters of its tokens")
         _check_text(prompt.text, "text", False)
-        encoding = self._tokenizer(prompt.text, add_special_tokens=not prompt.complete, return_offsets_mapping=True)
-        offsets = encoding["offset_mapping"]
+        encoding = self._tokenizer(
+            prompt.text,
+            add_special_tokens=not prompt.complete,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+        offsets, special = encoding["offset_mapping"], encoding["special_tokens_mask"]
         source, _ = self._tokens(encoding, "text", False, prompt.text, None)
         inputs = {"input_ids": source.ids}
         if "token_type_ids" in encoding and "token_type_ids" in self._tokenizer.model_input_names:
@@ -122,7 +127,8 @@ class TextEncoder:
         notes: Json = {"truncated": False, "text": prompt.text}
         for name, stretches in (("sources", prompt.sources), ("messages", prompt.messages)):
             if stretches:
-                notes[name] = prompt.parts_of_tokens(stretches, offsets)
+                notes[name] = prompt.parts_of_tokens(stretches, offsets, special)
+                notes[f"{name}_named"] = list(dict.fromkeys(part for *_, part in stretches))
         return EncodedText(inputs, source, notes=notes)
 
     def continued(self, prompt: EncodedText, ids: Sequence[int]) -> EncodedText:

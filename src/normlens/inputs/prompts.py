@@ -5,6 +5,7 @@ Which characters a part takes is known from how the prompt was put together, nev
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,14 +35,28 @@ class Prompt:
     messages: tuple[Stretch, ...] = ()
     complete: bool = False
 
-    def parts_of_tokens(self, stretches: Sequence[Stretch], offsets: Sequence[tuple[int, int]]) -> list[str]:
-        """Return the part of each token, from its characters; a token at a border belongs to where most of it lies."""
+    def parts_of_tokens(
+        self, stretches: Sequence[Stretch], offsets: Sequence[tuple[int, int]], special: Sequence[int]
+    ) -> list[str]:
+        """Return the part of each token, from its characters.
+
+        Args:
+            stretches: The characters of each part.
+            offsets: The characters of each token. A tokenizer may leave blanks out of them, so that a token of blanks
+                has none; it stands where they begin.
+            special: 1 for tokens that the tokenizer put around the text.
+        """
         parts = []
-        for start, stop in offsets:
+        for (start, stop), added in zip(offsets, special, strict=True):
             name, most = REST, 0
             for begin, end, part in stretches:
-                shared = min(stop, end) - max(start, begin)
-                if 2 * shared > stop - start and shared > most:
+                if added and start == stop:
+                    continue
+                if start == stop:
+                    shared = int(begin <= start <= end)
+                else:
+                    shared = min(stop, end) - max(start, begin)
+                if 2 * shared >= stop - start and shared > most:
                     name, most = part, shared
             parts.append(name)
         return parts
@@ -76,6 +91,8 @@ def place_sources(template: str, sources: Mapping[str, str]) -> Prompt:
 
 
 def _written(template: str, sources: Mapping[str, str]) -> _Writer:
+    if not isinstance(sources, Mapping):
+        raise InputError(f"sources must map names to texts, got {type(sources).__name__}")
     for name, text in sources.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise InputError(f"sources must map names to texts, got {name!r}: {type(text).__name__}")
@@ -122,10 +139,11 @@ def render_chat(
     for name in sources:
         if name not in placed:
             raise InputError(f"no message has a place for the source {name!r}; write {{{name}}} where it belongs")
-    marks = [f"\ue000{number}\ue001" for number in range(len(messages))]
+    said = hashlib.sha256(repr(messages).encode(errors="replace")).hexdigest()  # no message can hold its own digest
+    marks = [f"\ue000{said}:{number}\ue001" for number in range(len(messages))]
     real = _rendered(tokenizer, messages, [content.text for content in contents], tools)
     marked = _rendered(tokenizer, messages, marks, tools)
-    return _chat_prompt(real, marked, messages, contents)
+    return _chat_prompt(real, re.split(f"\ue000{said}:(\\d+)\ue001", marked), messages, contents)
 
 
 def _content(message: Message) -> str:
@@ -145,34 +163,25 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], contents: Sequence[st
     return str(text)
 
 
-def _chat_prompt(real: str, marked: str, messages: Sequence[Message], contents: Sequence[_Writer]) -> Prompt:
-    pieces = re.split("\ue000(\\d+)\ue001", marked)
-    for strip in (False, True):  # most templates take contents as they are, some without blanks around them
-        prompt = _assembled(pieces, messages, contents, strip)
-        if prompt.text == real:
-            return prompt
-    raise InputError(
-        "the chat template changes what messages say, so it is not known which tokens are theirs; render the chat yourself "
-        "and pass it as a text"
-    )
-
-
-def _assembled(pieces: Sequence[str], messages: Sequence[Message], contents: Sequence[_Writer], strip: bool) -> Prompt:
-    """The pieces of a template with the contents of the messages between them."""
-    writer = _Writer()
+def _chat_prompt(real: str, pieces: Sequence[str], messages: Sequence[Message], contents: Sequence[_Writer]) -> Prompt:
+    """The rendered text with the stretches of its messages; `pieces` are the template's own text and message numbers."""
+    text = pieces[0]
     stretches: list[Stretch] = []
     sources: list[Stretch] = []
-    for number, piece in enumerate(pieces):
-        if number % 2 == 0:
-            writer.add(piece)
-            continue
-        index = int(piece)
-        content = contents[index]
-        text = content.text.strip() if strip else content.text
-        cut = content.text.find(text)
-        start = len(writer.text)
-        stretches.append((start, start + len(text), f"{index + 1} {messages[index]['role']}"))
+    for number, following in zip(pieces[1::2], pieces[2::2], strict=True):
+        content = contents[int(number)]
+        written = content.text
+        if not real.startswith(written + following, len(text)):
+            written = written.strip()  # some templates take contents without the blanks around them
+        cut = content.text.find(written)
+        start = len(text)
+        stretches.append((start, start + len(written), f"{int(number) + 1} {messages[int(number)]['role']}"))
         for begin, end, name in content.stretches:
-            sources.append((start + max(0, begin - cut), start + min(len(text), end - cut), name))
-        writer.add(text)
-    return Prompt(writer.text, tuple(sources), tuple(stretches), complete=True)
+            sources.append((start + max(0, begin - cut), start + min(len(written), end - cut), name))
+        text += written + following
+    if text != real:
+        raise InputError(
+            "the chat template changes what messages say, so it is not known which tokens are theirs; render the chat "
+            "yourself and pass it as a text"
+        )
+    return Prompt(real, tuple(sources), tuple(stretches), complete=True)

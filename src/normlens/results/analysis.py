@@ -109,6 +109,10 @@ class Analysis(Result["SiteAnalysis"]):
     def to_frame(self, measures: Sequence[str] | None = None) -> pd.DataFrame:
         """Return a tidy table: one row per number, with site, measure, layer, head, positions, tokens and value."""
         frames = []
+        held = {str(name) for dataset in self.sites.values() for name in dataset.data_vars}
+        if measures is not None and not set(measures) <= held:
+            unknown = sorted(set(measures) - held)
+            raise InputError(f"measures must be among those that were kept ({', '.join(self.measures)}), got {unknown}")
         for kind, dataset in self.sites.items():
             for name in measures if measures is not None else map(str, dataset.data_vars):
                 if name in dataset:

@@ -148,13 +148,17 @@ class Explanation(Result["SiteExplanation"]):
         parts = self.provenance.get(record)
         if parts is None:
             raise InputError(f"this explanation has no {record}; pass {record}=… to explain()")
-        return self._only.by_label(axis, parts, name)
+        return self._only.by_label(axis, parts, self.provenance[f"{record}_named"], name)
 
     # ---- tables and files ----------------------------------------------------------------------------------------
 
     def to_frame(self, parts: Sequence[str] | None = None) -> pd.DataFrame:
         """Return a tidy table: one row per number, with site, part, step, layer, block, head, positions, tokens, value."""
         frames = []
+        held = {name for arrays in self.sites.values() for name in arrays}
+        if parts is not None and not set(parts) <= held:
+            unknown = sorted(set(parts) - held)
+            raise InputError(f"parts must be among those that were kept ({', '.join(sorted(held))}), got {unknown}")
         for kind, arrays in self.sites.items():
             for name in parts if parts is not None else arrays:
                 if name in arrays:
@@ -289,17 +293,17 @@ class SiteExplanation:
             groups.append((np.arange(count) >= start) & (np.arange(count) < stop))
         return self._added(name, groups, "span", {"span": list(spans)})
 
-    def by_label(self, axis: str, labels: Sequence[str], name: str = "tokens") -> xr.DataArray:
+    def by_label(self, axis: str, labels: Sequence[str], named: Sequence[str], name: str = "tokens") -> xr.DataArray:
         """Terms added over the positions of each label; positions after the last label are `answer`.
 
         Args:
             axis: The name of the new axis.
             labels: The label of each position.
+            named: All labels, in their order; one without a position has 0.
             name: The terms.
         """
         count = self["tokens"].sizes["key"]
         each = np.array([*labels, *[ANSWER] * (count - len(labels))], dtype=object)
-        named = [label for label in dict.fromkeys(each.tolist()) if label not in (REST, ANSWER)]
         order = [*named, *(label for label in (REST, ANSWER) if label in each)]
         return self._added(name, [each == label for label in order], axis, {axis: order})
 

@@ -28,17 +28,9 @@ STORED_EDGES = 60_000
 DRAWN_TOKENS = 4096
 #: What the record says elsewhere on the page, or what only a program reads.
 _SAID = (
-    *TEXTS,
-    "sources",
-    "messages",
-    "output",
-    "against",
-    "output_id",
-    "probability",
-    "position",
-    "token_at_position",
-    "direction",
-)
+    *TEXTS, "sources", "messages", "sources_named", "messages_named", "output", "against", "output_id", "probability",
+    "position", "token_at_position", "direction",
+)  # fmt: skip
 
 #: The order of the axes in which the page reads each part, after the steps.
 _AXES = {
