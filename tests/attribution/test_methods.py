@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from normlens.errors import InputError
+from normlens.errors import InputError, NormlensError
 from normlens.faithfulness import erasure as erasing
 from normlens.faithfulness import gradients
 from normlens.faithfulness.gradients import completeness_error, integrated_gradients
@@ -266,3 +266,46 @@ def test_words_that_are_used_twice_or_by_their_neighbours_still_add_up(family: s
         assert found.provenance["baseline"] == "mean"
         total = float(found["tokens"].sum() + found["biases"].sum())
         assert total == pytest.approx(found.value, abs=1e-4 * max(1.0, abs(found.value)))
+
+
+def test_vectors_that_are_not_the_tokens_are_refused() -> None:
+    """A model may put a learned prompt in front of its tokens: the first vectors are not theirs."""
+    lens = Lens(tiny_model("cpmant"))
+    item = Item((11, 12, 13, 14), 20, None, 3)
+    for method in ("gradient_x_input", "gradient_x_state", "smoothgrad"):
+        with pytest.raises(NormlensError):
+            scores(lens, [item], method)
+
+
+def test_blanks_stand_at_their_token_whatever_axis_is_in_front() -> None:
+    model = tiny_model("xlnet").double()
+    item = Item((11, 12, 13, 14), 20, None, 3)
+    found = [float(values(Lens(model), [replace(item, blank=frozenset({k}))])[0]) for k in range(4)]
+    for k, value in enumerate(found):
+        handle = model.get_input_embeddings().register_forward_hook(lambda module, args, out, k=k: _without_row(out, k))
+        with torch.no_grad():
+            expected = float(model(input_ids=torch.tensor([item.ids])).logits[0, 3, 20])
+        handle.remove()
+        assert value == pytest.approx(expected, rel=1e-6)
+
+
+def _without_row(vectors: torch.Tensor, row: int) -> torch.Tensor:
+    changed = vectors.clone()
+    changed[row] = 0.0
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": -1}, "position must be from 0 to 5"),
+        ({"position": 6}, "position must be from 0 to 5"),
+        ({"position": None}, "needs a position"),
+        ({"output": -1}, "must be at least 0"),
+        ({"padding": -1}, "padding must be at least 0"),
+        ({"blank": frozenset({1})}, "no method explains it"),
+    ],
+)
+def test_items_that_methods_would_read_in_different_ways_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scores(_lens("gpt2"), [replace(_item("gpt2"), **change)], "random")

@@ -176,3 +176,22 @@ def test_the_command_takes_a_chat_and_a_folder(tmp_path: Path, shell: Any) -> No
     assert code == 0 and json.loads(out)["provenance"]["text"] == "red cat\n\ntree\n\nthe cat sat"
     code, _, err = shell("explain", *common)
     assert code == 2 and "give either a text or --chat" in err
+
+
+def test_blanks_belong_to_their_source_where_a_tokenizer_trims_them() -> None:
+    prompt = place_sources("x{d}y", {"d": "a  b"})
+    offsets = [(0, 0), (0, 1), (1, 2), (2, 2), (4, 5), (5, 6)]  # a special token, x, a, blanks, b, y
+    parts = prompt.parts_of_tokens(prompt.sources, offsets, [1, 0, 0, 0, 0, 0])
+    assert parts == ["rest", "rest", "d", "d", "d", "rest"]
+
+
+def test_a_source_without_a_token_of_its_own_has_zero() -> None:
+    found = _lens().explain("the {one}{two} sat", sources={"one": "red", "two": "der"}, output=7)
+    assert found.by_source()["source"].values.tolist()[:2] == ["one", "two"]
+
+
+def test_templates_that_strip_some_messages_only() -> None:
+    template = "{% for m in messages %}{{ m.content | trim if m.role == 'user' else m.content }}|{% endfor %}"
+    chat = [{"role": "system", "content": " a "}, {"role": "user", "content": " b "}]
+    prompt = render_chat(_tokenizer(template), chat, {})
+    assert [prompt.text[start:stop] for start, stop, _ in prompt.messages] == [" a ", "b"]
