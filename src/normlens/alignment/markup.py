@@ -282,7 +282,7 @@ def _parts(
 # ---- Markdown -----------------------------------------------------------------------------------------------------
 
 _MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
-_MARKDOWN.normalizeLink = lambda url: url  # type: ignore[method-assign]  # addresses stay as they were written
+vars(_MARKDOWN)["normalizeLink"] = lambda url: url  # addresses stay as they were written
 _BLOCK = re.compile(r"\s{0,3}(?:(?:#{1,6}|[-+*]|\d{1,9}[.)]|>)\s+)+(?:\[[ xX]\]\s+)?")
 #: The box of a task list, which CommonMark reads as text.
 _CHECKBOX = re.compile(r"^(\s{0,3}(?:[-+*]|\d{1,9}[.)])\s+)\[[ xX]\]\s+")

@@ -79,6 +79,16 @@ class Documents:
         return text, options
 
 
+@dataclass(frozen=True)
+class Result:
+    """Result"""
+
+    words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False
+    out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None
+    overwrite: OverwriteOption = False
+    as_json: JsonOption = False
+
+
 def _read_sources(folder: Path) -> dict[str, str]:
     from normlens.io.reading import read_text
 
@@ -111,15 +121,13 @@ def explain(
     given: Input,
     documents: Documents,
     chosen: ModelChoice,
+    result: Result,
     text: Annotated[
         str | None, typer.Argument(help="The text whose output is explained; not needed with --chat.")
     ] = None,
-    words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False,
-    out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None,
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
+    words, out, overwrite = result.words, result.out, result.overwrite
     if out is not None:
         check_saved(out, [Path(chosen.model)] if chosen.model else [], "a saved explanation", overwrite)
     if (text is None) == (documents.chat is None):
@@ -132,7 +140,7 @@ def explain(
         explanation.save(out, overwrite=overwrite)
     from normlens.results.tables import ExplanationTables
 
-    if as_json:
+    if result.as_json:
         print_json(_document(explanation, words, out))
         return
     console().print(ExplanationTables(explanation, words))
