@@ -158,7 +158,7 @@ def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell:
         ("causal", ("the cat", "--target", "Katze"), "encoder-decoder"),
         ("masked", ("the cat", "--output", "red"), "the text has no mask"),
         ("masked", ("the [MASK]", "--output", "red tree"), "one token"),
-        ("masked", ("the [MASK]", "--generate"), "a model that writes"),
+        ("masked", ("the [MASK]", "--generate"), "cannot generate text"),
         ("labelled", ("the cat", "--output", "great"), "one of the labels bad, fine, good"),
         ("labelled", ("the cat", "--output", "7"), "one of the labels bad, fine, good"),
         ("labelled", ("the cat", "--position", "1"), "one output for the whole text"),
