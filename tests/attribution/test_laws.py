@@ -430,7 +430,7 @@ def test_token_classification_at_a_position() -> None:
     ("family", "text", "options", "says"),
     [
         ("bert", "the [MASK] sat", {"output": "red tree"}, "must be one token for BertForMaskedLM"),
-        ("bert", "the [MASK] sat", {"generate": True}, "BertForMaskedLM does not"),
+        ("bert", "the [MASK] sat", {"generate": True}, "BertForMaskedLM cannot generate text"),
         ("marian", "the cat sat", {"target": "a mat", "output": "red tree"}, "must be one token for MarianMTModel"),
         ("marian", "the cat sat", {"target": "a mat", "generate": True}, "drop them"),
         ("llama", "the cat sat", {"edges_top": 0}, "at least 1"),

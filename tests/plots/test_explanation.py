@@ -74,7 +74,7 @@ def test_steps_are_added_or_chosen() -> None:
     for bad in (0, 4):
         with pytest.raises(InputError, match="1 to 3"):
             given.plot(step=bad)
-    with pytest.raises(InputError, match="none"):
+    with pytest.raises(InputError, match="has one step"):
         explanation().plot(step=1)
 
 

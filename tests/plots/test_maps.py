@@ -20,7 +20,7 @@ from tests.plots.samples import HOSTILE, complaints, dataset, image, limits, sen
 @pytest.mark.parametrize("count", [1, 10, 60])
 def test_a_map_shows_every_value_and_every_token(count: int) -> None:
     array = dataset(count)["attn_n"].sel(layer=2)
-    ax = plot_map(array).axes[0]
+    ax = plot_map(array, diagonal="shown").axes[0]
     np.testing.assert_array_equal(image(ax), array.values)
     assert tick_labels(ax, "x") == tick_labels(ax, "y") == sentence(count)
     assert list(ax.get_xticks()) == list(ax.get_yticks()) == list(range(count)), "equal tokens keep their own places"
@@ -28,7 +28,9 @@ def test_a_map_shows_every_value_and_every_token(count: int) -> None:
 
 def test_the_order_of_the_axes_does_not_matter() -> None:
     array = dataset(4, 7)["attn_n"].sel(layer=2)
-    np.testing.assert_array_equal(image(plot_map(array.transpose("key", "query")).axes[0]), array.values)
+    np.testing.assert_array_equal(
+        image(plot_map(array.transpose("key", "query"), diagonal="shown").axes[0]), array.values
+    )
 
 
 def test_the_first_query_is_on_top() -> None:
@@ -108,8 +110,8 @@ def test_axes_of_the_callers_are_used() -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     maps = dataset(8)["attn_n"]
-    assert plot_map(maps.sel(layer=1), ax=left, provenance="one") is figure
-    plot_map(maps.sel(layer=2), ax=right, provenance="two")
+    assert plot_map(maps.sel(layer=1), ax=left, diagonal="shown", provenance="one") is figure
+    plot_map(maps.sel(layer=2), ax=right, diagonal="shown", provenance="two")
     np.testing.assert_array_equal(image(right), maps.sel(layer=2).values)
     assert provenance_of(figure) == "one\ntwo", "the second line joins the first"
 
@@ -122,8 +124,8 @@ def test_axes_in_a_subfigure_are_used() -> None:
 
 def test_a_title_says_what_the_map_is() -> None:
     array = dataset(4)["alpha"].sel(layer=2, head=3)
-    assert plot_map(array).axes[0].get_title(loc="left") == "layer 2, head 3"
-    assert plot_map(array, title="before $tuning$").axes[0].get_title(loc="left") == "before $tuning$"
+    assert plot_map(array, diagonal="shown").axes[0].get_title(loc="left") == "layer 2, head 3"
+    assert plot_map(array, title="before $tuning$", diagonal="shown").axes[0].get_title(loc="left") == "before $tuning$"
 
 
 def test_without_tokens_positions_are_written() -> None:
@@ -146,7 +148,7 @@ def test_token_text_is_never_a_formula() -> None:
 
 def test_the_five_maps_stand_in_the_papers_order() -> None:
     data = dataset(7)
-    figure = plot_maps(data)
+    figure = plot_maps(data, diagonal="shown")
     panels = [ax for ax in figure.axes if ax.images]
     for place, ax in enumerate(panels):
         layer, measure = divmod(place, 5)
@@ -157,7 +159,7 @@ def test_the_five_maps_stand_in_the_papers_order() -> None:
 
 
 def test_one_measure_has_one_scale_and_weights_share_theirs() -> None:
-    panels = [ax for ax in plot_maps(dataset(7)).axes if ax.images]
+    panels = [ax for ax in plot_maps(dataset(7), diagonal="shown").axes if ax.images]
     by_measure = [{limits(ax) for ax in panels[column::5]} for column in range(5)]
     assert all(len(scales) == 1 for scales in by_measure)
     assert by_measure[0] == by_measure[2]
@@ -173,9 +175,11 @@ def test_the_colour_bars_end_where_the_maps_do() -> None:
 
 def test_unit_scale_is_for_weights_and_shares() -> None:
     data = dataset(7)
-    ends = [limits(ax)[1] for ax in plot_maps(data, scale="unit", layers=[1]).axes if ax.images]
+    ends = [limits(ax)[1] for ax in plot_maps(data, scale="unit", layers=[1], diagonal="shown").axes if ax.images]
     assert ends[0] == ends[2] == 1.0 and ends[1] > 1
-    shares = [ax for ax in plot_maps(data, scale="unit", row_shares=True, layers=[1]).axes if ax.images]
+    shares = [
+        ax for ax in plot_maps(data, scale="unit", row_shares=True, layers=[1], diagonal="shown").axes if ax.images
+    ]
     assert {limits(ax)[1] for ax in shares} == {1.0}
     for ax in shares:
         np.testing.assert_allclose(image(ax).sum(axis=1), 1)
@@ -204,17 +208,20 @@ def test_own_scales_are_stated_on_each_panel() -> None:
 
 
 def test_many_layers_are_thinned_unless_asked_for() -> None:
-    data = dataset(5, layers=12)[["attn_w"]]
-    drawn = [word for word in texts(plot_maps(data)) if word.startswith("layer")]
-    assert drawn == [f"layer {layer}\nquery" for layer in (1, 3, 5, 8, 10, 12)]
-    assert sum(word.startswith("layer") for word in texts(plot_maps(data, layers="all"))) == 12
-    chosen = [ax for ax in plot_maps(data, layers=[11, 2]).axes if ax.images]
+    data = dataset(5, layers=24)[["attn_w"]]
+    figure = plot_maps(data)
+    drawn = [word for word in texts(figure) if word.startswith("layer")]
+    assert len(drawn) == 12 and drawn[0] == "layer 1\nquery" and drawn[-1] == "layer 24\nquery"
+    assert "12 of 24 layers are drawn" in provenance_of(figure)
+    whole = plot_maps(data, layers="all")
+    assert sum(word.startswith("layer") for word in texts(whole)) == 24 and "drawn" not in provenance_of(whole)
+    chosen = [ax for ax in plot_maps(data, layers=[11, 2], diagonal="shown").axes if ax.images]
     np.testing.assert_array_equal(image(chosen[0]), data["attn_w"].sel(layer=11).values)
 
 
 def test_layers_with_gaps_are_found_by_number() -> None:
     data = dataset(5, layers=3)[["attn_w"]].assign_coords(layer=[2, 5, 9])
-    (ax,) = (ax for ax in plot_maps(data, layers=[5]).axes if ax.images)
+    (ax,) = (ax for ax in plot_maps(data, layers=[5], diagonal="shown").axes if ax.images)
     np.testing.assert_array_equal(image(ax), data["attn_w"].values[1])
 
 
@@ -234,7 +241,7 @@ def test_a_figure_of_the_callers_is_used_at_its_size() -> None:
     ("options", "said"),
     [
         ({"measures": ["attn_x"]}, "attn_x"),
-        ({"measures": []}, "no known map"),
+        ({"measures": []}, "there is no map"),
         ({"measures": ["alpha"]}, "axes layer, query, key"),
         ({"layers": [4]}, "1, 2, 3"),
         ({"layers": []}, "1, 2, 3"),
