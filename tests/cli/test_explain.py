@@ -52,6 +52,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()  # a fixture that saves a model draws a bar
         monkeypatch.setattr(sys, "argv", ["normlens", "explain", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             main()

@@ -40,6 +40,7 @@ def _lens(template: str | None = PLAIN) -> Lens:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str) -> tuple[Any, str, str]:
+        capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["normlens", *arguments])
         with pytest.raises(SystemExit) as stopped:
             main()
