@@ -210,3 +210,32 @@ def test_shell_refuses(tiny_lens: Lens, tmp_path: Path, monkeypatch: pytest.Monk
         assert isinstance(found.exception, InputError) and words in str(found.exception)
     wrong = CliRunner().invoke(build(), ["reproduce", "kobayashi2021", "--definition", "mine"])
     assert wrong.exit_code == 2 and "'mine' is not one of" in wrong.output
+
+
+def test_a_claim_without_its_numbers_is_listed_as_not_judged() -> None:
+    findings = claims.evaluate("kobayashi2021", (), words={"layers": 12, "first": 1, "last": 12})
+    assert len(findings) == len(claims.claims_of("kobayashi2021"))
+    assert {finding.verdict for finding in findings} == {"unjudged"}
+    assert all(finding.paper and not finding.values for finding in findings)
+
+
+def test_the_first_lines_say_what_stands_in_for_what(outcome_2020) -> None:
+    unjudged = dataclasses.replace(outcome_2020.findings[0], holds=None)
+    other = dataclasses.replace(outcome_2020, findings=(unjudged,), papers_own=False)
+    assert other.findings_line == "0 of 1 claims hold, 1 cannot be judged"
+    assert other.verdict_of(unjudged) == "not judged"
+    assert other.setting.startswith(other.ran_on) and "BERT-base on 992 Wikipedia sequences" in other.setting
+    own = dataclasses.replace(outcome_2020, papers_own=True)
+    assert own.setting.endswith("Model and data are the paper's own.")
+
+
+def test_a_table_that_is_too_wide_keeps_every_digit() -> None:
+    known = (Published(29.77, 2, "2020 run", "Table 3"), Published(-31.5, 2, "2020", "Table 3"))
+    columns = {f"c{n}": f"a long heading {n}" for n in range(6)}
+    numbers = tuple(Number("row", column, 12.345, 2, known) for column in columns)
+    table = Table("wide", "A wide table", "Table 3", numbers, {"row": "the row"}, columns)
+    screen = Console(width=80, record=True, file=io.StringIO())
+    print_table(screen, table)
+    text = screen.export_text()
+    assert text.count("12.35") + text.count("12.34") == text.count("29.77") == text.count("−31.50") == 6
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80

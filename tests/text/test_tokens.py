@@ -22,13 +22,13 @@ def test_nothing_invisible_is_left_in_a_readable_token(token: str) -> None:
 def test_byte_level_tokens_are_read_as_text() -> None:
     tokens = ["<|begin_of_text|>", "Hello", "Ġwor", "ld", "ĠæĹ", "¥", "Ċ", "ĠðŁĺĢ"]
     assert is_byte_level(tokens)
-    assert readable_tokens(tokens) == ["<|begin_of_text|>", "Hello", "wor", "ld", "⟨20 E6 97⟩", "⟨A5⟩", "␊", "😀"]
+    assert readable_tokens(tokens) == ["<|begin_of_text|>", "Hello", "wor", "ld", "⟨20 E6 97⟩", "⟨A5⟩", "↵", "😀"]
     assert words_by_marks(tokens, {tokens[0]}) == (0, 1, 2, 2, 3, 3, 4, 5)
     assert readable_tokens(["שלום", "日本", "👩🏽‍💻"]) == ["שלום", "日本", "👩🏽‍💻"]
 
 
 def test_a_sentence_has_its_words_and_no_special_tokens() -> None:
-    assert sentence(["<s>", "ĠHello", ",", "Ġworld", "Ċ", "</s>"]) == "Hello, world ␊"
+    assert sentence(["<s>", "ĠHello", ",", "Ġworld", "Ċ", "</s>"]) == "Hello, world ↵"
     assert sentence(["[CLS]", "a", "[SEP]", "b", "[SEP]"]) == "a b"
 
 

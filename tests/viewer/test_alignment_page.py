@@ -109,7 +109,9 @@ def test_an_aligners_links_are_shown_beside_gold(opened, tmp_path) -> None:
     assert pairs_of(page, "path.link[stroke-dasharray]") == {missing}
     aer = Counts.of(aligned.links, gold).aer
     assert f"AER {100 * aer:.1f} %" in page.locator("[data-part=score]").inner_text()
-    assert aligner.signature() in page.locator("[data-part=how]").inner_text()
+    how = page.locator("[data-part=how]")
+    assert how.get_attribute("title") == aligner.signature()
+    assert "measure: attn_n · layer: auto (forward=" in how.inner_text()
     for s, t, score in document["alignment"]["links"]:
         assert score == pytest.approx(aligned.scores[s, t], rel=1e-6)
     path = aligner.save_html(tmp_path / "pair.html", source, target, gold={right})

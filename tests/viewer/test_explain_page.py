@@ -7,7 +7,6 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from normlens.results.explanation import Explanation
 from normlens.viewer.explanation_page import explanation_page
 from normlens.viewer.page import save_html, to_json
 from tests.viewer.explained import SOURCE, TARGET, TOKENS, explanation, translation
+from tests.viewer.reading import barriers
 
 NUMBER = r"[+−]?[\d,.]+(?:e[+−-]?\d+)?"
 
@@ -353,18 +353,8 @@ def test_edges_that_the_page_does_not_store_are_counted(opened, monkeypatch: pyt
 @pytest.mark.parametrize("view", ["explain", "flow"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_an_accessibility_checker_finds_nothing(chromium, tmp_path, view, theme) -> None:
-    axe = Path(__file__).parents[2] / "src/normlens/viewer/front/node_modules/axe-core/axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not installed: run `npm install` in src/normlens/viewer/front")
     path = save_html(explanation_page(translation()), tmp_path / "page.html")
-    context = chromium.new_context(bypass_csp=True, color_scheme=theme)
-    page = context.new_page()
-    page.goto(f"{path.as_uri()}#view={view}&table=true")
-    page.wait_for_selector(".view > *")
-    page.add_script_tag(path=axe)
-    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
-    context.close()
-    assert found == []
+    assert barriers(chromium, path, f"view={view}&table=true", theme) == []
 
 
 @pytest.mark.browser

@@ -494,6 +494,31 @@ class Aligner:
 
         return save_html(self._page(source, target, gold, words, pieces), path)
 
+    def save_pairs_html(
+        self, path: str | Path, pairs: Sequence[tuple[str, str]], gold: Sequence[Gold | None] | None = None
+    ) -> Path:
+        """Write several pairs as one HTML file with a list to choose from.
+
+        Args:
+            path: The file.
+            pairs: Source and target sentences.
+            gold: Reference links for each pair, framed and scored.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: A pair cannot be aligned, or `gold` has another length than `pairs`.
+        """
+        from normlens.viewer.alignment_page import aligner_page
+        from normlens.viewer.page import save_html
+
+        gold = [None] * len(pairs) if gold is None else gold
+        if not pairs or len(gold) != len(pairs):
+            raise InputError(f"gold must have one entry for each of {len(pairs)} pairs, got {len(gold)}")
+        documents = [aligner_page(self, *pair, known) for pair, known in zip(pairs, gold, strict=True)]
+        return save_html({"title": f"{len(pairs)} sentence pairs", "pages": documents}, path)
+
     def _page(self, source: MarkedSource, target: str, gold: Gold | None, words: WordRule, pieces: Pieces) -> Json:
         from normlens.viewer.alignment_page import aligner_page, projection_page
 

@@ -63,7 +63,7 @@ class Output:
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False
     overwrite: OverwriteOption = False
     page: Annotated[Path | None, typer.Option(help="Write the viewer's page of one pair here, too.")] = None
-    page_line: Annotated[int, typer.Option(min=1, help="Which pair the page shows, from 1.")] = 1
+    page_line: Annotated[int, typer.Option(min=1, help="The first pair that the page shows, from 1.")] = 1
 
     def __post_init__(self) -> None:
         if self.resume and self.out is None:

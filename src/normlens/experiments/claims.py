@@ -41,7 +41,7 @@ def evaluate(
     words: Mapping[str, object] | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> tuple[Finding, ...]:
-    """Evaluate every claim whose numbers were measured.
+    """Evaluate every claim; one whose numbers were not measured is listed as not judged.
 
     Args:
         experiment: The name of the experiment.
@@ -61,6 +61,8 @@ def evaluate(
         references = {name: str(key).format(**(words or {})) for name, key in claim["values"].items()}
         if all(key.rpartition(":")[0] in measured for key in references.values()):
             findings.append(_finding(experiment, claim, references, measured, words or {}))
+        else:
+            findings.append(_unjudged(experiment, claim, words or {}))
     return tuple(findings)
 
 
@@ -77,7 +79,6 @@ def _finding(
         values[name] = float(measured[key])
         rounded[name] = printed(values[name], int(decimals))
     shown = {name: _Shown(value) for name, value in values.items()} | dict(words)
-    published = [published_text(experiment, *reference.split("/")) for reference in claim.get("published", ())]
     tends = claim.get("tends")
     return Finding(
         claim["name"],
@@ -86,10 +87,28 @@ def _finding(
         _all_hold(claim["holds"], rounded),
         claim["measured"].format(**shown),
         claim["rule"],
-        claim["paper"].format(*published, **words),
+        _in_the_paper(experiment, claim, words),
         values,
         None if tends is None else _all_hold(tends, rounded),
     )
+
+
+def _unjudged(experiment: str, claim: JsonMapping, words: Mapping[str, object]) -> Finding:
+    return Finding(
+        claim["name"],
+        claim["claim"].format(**words),
+        claim["place"],
+        None,
+        "This run has not measured it: the model or the options lack what the claim is about.",
+        claim["rule"],
+        _in_the_paper(experiment, claim, words),
+        {},
+    )
+
+
+def _in_the_paper(experiment: str, claim: JsonMapping, words: Mapping[str, object]) -> str:
+    published = [published_text(experiment, *reference.split("/")) for reference in claim.get("published", ())]
+    return str(claim["paper"].format(*published, **words))
 
 
 def _all_hold(conditions: Sequence[str], values: Mapping[str, float]) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal
 import pandas as pd
 from matplotlib.figure import Figure
 
-from normlens.experiments.published import Published
+from normlens.experiments.published import Published, papers_setting
 from normlens.io.writing import writable_folder, write_json, write_table, write_text
 from normlens.plots import save_figure
 from normlens.types import Json, JsonMapping
@@ -149,8 +149,8 @@ class Picture:
     figure: Figure = field(repr=False)
 
 
-#: Whether a claim holds by its rule, points the paper's way without reaching it, or fails.
-Verdict = Literal["holds", "weaker", "fails"]
+#: A claim holds by its rule, points the paper's way without reaching it, fails, or was not measured in this run.
+Verdict = Literal["holds", "weaker", "fails", "unjudged"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Finding:
     name: str
     claim: str
     place: str
-    holds: bool
+    holds: bool | None  # None: this run has not measured what the claim is about
     measured: str  # one plain sentence with its numbers
     rule: str  # when the claim counts as holding
     paper: str  # what the paper found on its own model
@@ -169,7 +169,9 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """`holds`, `weaker` or `fails`."""
+        """`holds`, `weaker`, `fails` or `unjudged`."""
+        if self.holds is None:
+            return "unjudged"
         if self.holds:
             return "holds"
         return "weaker" if self.tends else "fails"
@@ -206,15 +208,29 @@ class Outcome:
 
     @property
     def findings_line(self) -> str:
-        """The number of claims that hold, in words."""
+        """The number of claims that hold, that do not, and that cannot be judged, in words."""
         counts = Counter(finding.verdict for finding in self.findings)
-        weaker = f", {counts['weaker']} in a weaker form" if counts["weaker"] else ""
-        return f"{counts['holds']} of {len(self.findings)} claims hold{weaker}"
+        parts = [f"{counts['holds']} of {len(self.findings)} claims hold"]
+        if counts["weaker"]:
+            parts.append(f"{counts['weaker']} in a weaker form")
+        if counts["fails"]:
+            parts.append(f"{counts['fails']} not" if self.papers_own else f"{counts['fails']} not in this model")
+        if counts["unjudged"]:
+            parts.append(f"{counts['unjudged']} cannot be judged")
+        return ", ".join(parts)
+
+    @property
+    def setting(self) -> str:
+        """The model and data of this run, and those of the paper where they are others."""
+        if self.papers_own:
+            return f"{self.ran_on} Model and data are the paper's own."
+        return f"{self.ran_on} This stands in for the paper's own: {papers_setting(self.experiment)}."
 
     def verdict_of(self, finding: Finding) -> str:
         """A verdict in words: a claim that fails on the paper's own model fails; on another, the model is another."""
         fails = "not reproduced" if self.papers_own else "not in this model"
-        return {"holds": "holds", "weaker": "weaker here", "fails": fails}[finding.verdict]
+        words = {"holds": "holds", "weaker": "weaker here", "fails": fails, "unjudged": "not judged"}
+        return words[finding.verdict]
 
     def table(self, name: str) -> Table:
         """A table by its name."""

@@ -96,6 +96,12 @@ def papers_model(experiment: str) -> str:
     return str(known.get("models") or document()["models"][known["model"]]["title"])
 
 
+def papers_setting(experiment: str) -> str:
+    """The models and data of the paper, in words."""
+    data = document()["experiments"][experiment].get("data")
+    return papers_model(experiment) if data is None else f"{papers_model(experiment)} on {document()['data'][data]}"
+
+
 def published_text(experiment: str, table: str, row: str, column: str) -> str:
     """The published number for the paper's own model, for a sentence: `−0.69`."""
     model = document()["experiments"][experiment]["model"]

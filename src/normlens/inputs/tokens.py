@@ -13,6 +13,9 @@ _CONTINUATION = "##"
 #: A line break and a tab, as the byte-level alphabet writes them, begin a word too.
 _BREAKS = ("Ċ", "ĉ")
 
+#: The signs of control characters that every text has; fonts have them, unlike the control pictures of Unicode.
+SIGNS = {"\n": "↵", "\r": "←", "\t": "⇥"}
+
 #: Zero-width joiner and variation selectors make one picture of several emoji: they stay.
 _KEPT_FORMAT = {"\u200d", "\ufe0e", "\ufe0f"}
 
@@ -81,7 +84,7 @@ def readable_tokens(tokens: Sequence[str]) -> list[str]:
     A piece of a character that several tokens share is shown as its bytes.
 
     >>> readable_tokens(["The", "Ġcaf", "Ã©", "Ċ"]), readable_tokens(["▁Bon", "jour", "##ing", "a\\u202eb"])
-    (['The', 'caf', 'é', '␊'], ['Bon', 'jour', 'ing', 'a⟨202E⟩b'])
+    (['The', 'caf', 'é', '↵'], ['Bon', 'jour', 'ing', 'a⟨202E⟩b'])
     """
     byte_level = is_byte_level(tokens)
     return [_decoded(token, byte_level) for token in tokens]
@@ -139,6 +142,8 @@ def _visible(text: str) -> str:
 def _named(character: str) -> str:
     """The character itself, or a visible stand-in for one that would hide, break the line or turn its direction."""
     code = ord(character)
+    if character in SIGNS:
+        return SIGNS[character]
     if code < 0x20:
         return chr(0x2400 + code)
     if character == " ":

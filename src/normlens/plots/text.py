@@ -9,14 +9,13 @@ from typing import Any
 import matplotlib
 from matplotlib import font_manager
 
+from normlens.inputs.tokens import SIGNS
+
 #: Ships with matplotlib: Latin, Greek, Cyrillic, Hebrew, Arabic and the mathematical signs of the labels.
 BASE_FAMILY = "DejaVu Sans"
 
 #: Names in matplotlib's settings that stand for a list of fonts.
 GENERIC = ("sans-serif", "serif", "monospace", "cursive", "fantasy")
-
-#: What stands for characters that have no shape of their own but a familiar sign.
-SIGNS = {"\n": "↵", "\r": "←", "\t": "⇥"}
 
 
 def families() -> tuple[str, ...]:

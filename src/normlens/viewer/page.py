@@ -59,7 +59,7 @@ def to_json(data: JsonMapping) -> str:
 
 
 def to_html(data: JsonMapping) -> str:
-    """The whole page for its data.
+    """The whole page for its data: one document, or several as `pages`.
 
     The content security policy allows exactly one script, by its hash, and no connection of any kind.
     """

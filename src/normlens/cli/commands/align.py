@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -110,16 +110,17 @@ class Links:
         one_based, swap = self.reverse_links_one_based, self.reverse_links_swap
         return [line.possible for line in read_alignments(self.reverse_links, one_based=one_based, swap=swap).lines]
 
-    def reference(self, number: int) -> Annotation | None:
-        """Return the reference links of a pair, by its number from 1."""
+    def reference(self, number: int, count: int) -> Sequence[Annotation] | None:
+        """Return the reference links of some pairs, by the number of the first, from 1."""
         from normlens.alignment.formats import read_alignments
 
         if self.gold is None:
             return None
         lines = read_alignments(self.gold, one_based=self.gold_one_based).lines
-        if number > len(lines):
-            raise InputError(f"{self.gold} has {len(lines)} lines, the page shows pair {number}")
-        return lines[number - 1]
+        last = number + count - 1
+        if last > len(lines):
+            raise InputError(f"{self.gold} has {len(lines)} lines, the page shows pair {last}")
+        return lines[number - 1 : last]
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class AlignOutput(Output):
     """Output"""
 
     save_choice: Annotated[Path | None, typer.Option(help="Write the layers and what they were chosen on here.")] = None
+    page_pairs: Annotated[int, typer.Option(min=1, max=200, help="The number of pairs that the page shows.")] = 1
 
 
 def align(
@@ -181,10 +183,12 @@ def align(
     given = (source, target, links.reverse_links, links.gold, alignment.layers_from)
     read_here = [path for path in given if path is not None] + models.files()
     output.check(read_here, [] if output.save_choice is None else [output.save_choice])
-    if output.page is None and (links.gold is not None or output.page_line != 1):
-        raise InputError("--gold and --page-line belong to a page; give --page with them")
-    shown = None if output.page is None else _shown_pair(source, target, output.page_line)
-    reference = links.reference(output.page_line)
+    if output.page is None and (links.gold is not None or output.page_line != 1 or output.page_pairs != 1):
+        raise InputError("--gold, --page-line and --page-pairs belong to a page; give --page with them")
+    shown: list[tuple[str, str]] = []
+    if output.page is not None:
+        shown = _shown_pairs(source, target, output.page_line, output.page_pairs)
+    reference = links.reference(output.page_line, len(shown))
 
     from normlens.alignment.aligner import Aligner
     from normlens.alignment.parallel_files import read_parallel
@@ -254,18 +258,25 @@ def _first_pairs(source: Path, target: Path) -> list[tuple[str, str]]:
     return list(islice(read_parallel(source, target), WINDOW))
 
 
-def _shown_pair(source: Path, target: Path, number: int) -> tuple[str, str]:
-    """The pair of the page, read before a model is loaded."""
+def _shown_pairs(source: Path, target: Path, number: int, count: int) -> list[tuple[str, str]]:
+    """The pairs of the page, read before a model is loaded; at the end of the input there may be fewer."""
     from normlens.alignment.parallel_files import read_parallel
 
     if not (source.is_file() and target.is_file()):
         raise InputError("--page needs sentences that can be read twice, got a pipe; give files")
-    found = next(islice(read_parallel(source, target), number - 1, None), None)
-    if found is None:
+    pairs = list(islice(read_parallel(source, target), number - 1, number - 1 + count))
+    if not pairs:
         raise InputError(f"the input has no line {number} for the page")
-    return found
+    return pairs
 
 
-def _write_page(aligner: Aligner, page: Path | None, pair: tuple[str, str] | None, gold: Annotation | None) -> None:
-    if page is not None and pair is not None:
-        say(f"normlens: wrote {aligner.save_html(page, *pair, gold=gold)}")
+def _write_page(
+    aligner: Aligner, page: Path | None, pairs: Sequence[tuple[str, str]], gold: Sequence[Annotation] | None
+) -> None:
+    if page is None:
+        return
+    if len(pairs) == 1:
+        path = aligner.save_html(page, *pairs[0], gold=None if gold is None else gold[0])
+    else:
+        path = aligner.save_pairs_html(page, pairs, gold)
+    say(f"normlens: wrote {path}")

@@ -21,6 +21,7 @@ from normlens.options import Definition
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as Grid
 
     from normlens.corpus.run import Progress as Step
     from normlens.experiments import Experiment
@@ -233,16 +234,15 @@ def _print(screen: Console, outcome: Outcome, report: Path) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    screen.print(
-        f"{outcome.experiment}: {outcome.ran_on} (worst proof error {outcome.record['max_proof_error']:.1e})",
-    )
-    screen.print(outcome.summary)
-    screen.print(f"\n{outcome.findings_line}", style="bold")
-    for finding in outcome.findings:
-        colour = {"holds": "blue", "weaker": "yellow", "fails": "red"}[finding.verdict]
-        mark = Text(f"{outcome.verdict_of(finding):<17}", colour)
-        grid = Grid.grid(padding=(0, 2))
-        grid.add_row(mark, f"{finding.claim} {finding.measured}")
+    screen.print(f"{outcome.experiment}: {outcome.setting}")
+    screen.print(f"{outcome.findings_line}.", style="bold")
+    screen.print(f"{outcome.summary} Largest proof error: {outcome.record['max_proof_error']:.1e}.\n")
+    if outcome.findings:
+        colours = {"holds": "blue", "weaker": "yellow", "fails": "red", "unjudged": "dim"}
+        grid = Grid("", "claim", "here", "in the paper", box=None, padding=(0, 2, 1, 0), pad_edge=False)
+        for finding in outcome.findings:
+            mark = Text(outcome.verdict_of(finding), colours[finding.verdict])
+            grid.add_row(mark, finding.claim, finding.measured, finding.paper)
         screen.print(grid)
     for table in outcome.tables:
         if not table.folded and len(table.numbers) <= _MOST_CELLS:
@@ -253,7 +253,21 @@ def _print(screen: Console, outcome: Outcome, report: Path) -> None:
 
 
 def print_table(screen: Console, table: Table, *, transposed: bool = False) -> None:
-    """A table on the terminal, published numbers under the measured ones; `transposed` puts its rows across."""
+    """Print a table, published numbers under the measured ones; one that is too wide, with one number a line.
+
+    Args:
+        screen: The terminal.
+        table: The table.
+        transposed: Print its columns as rows.
+    """
+    from rich.measure import Measurement
+
+    grid = _grid(table, transposed)
+    needed = Measurement.get(screen, screen.options.update(max_width=10_000), grid).maximum
+    screen.print(grid if needed <= screen.width else _list(table))
+
+
+def _grid(table: Table, transposed: bool) -> Grid:
     from rich.table import Table as Grid
 
     grid = Grid(title=f"{table.title} ({table.place})", title_justify="left")
@@ -264,7 +278,26 @@ def print_table(screen: Console, table: Table, *, transposed: bool = False) -> N
     for row, title in down.items():
         cells = [_cell(table.at(column, row) if transposed else table.at(row, column)) for column in across]
         grid.add_row(title, *cells)
-    screen.print(grid)
+    return grid
+
+
+def _list(table: Table) -> Grid:
+    """One line per number: row, column, measured, and a column for each source of published ones."""
+    from rich.table import Table as Grid
+
+    from normlens.experiments.outcome import formatted
+
+    grid = Grid(title=f"{table.title} ({table.place})", title_justify="left")
+    for name in ("", "", "measured", *table.sources):
+        grid.add_column(name, justify="right" if name else "left", overflow="fold")
+    for row, title in table.rows.items():
+        for column, heading in table.columns.items():
+            number = table.at(row, column)
+            if number is None:
+                continue
+            known = {one.short: formatted(one.value, one.decimals) for one in number.published}
+            grid.add_row(title, heading, number.text(), *(known.get(source, "") for source in table.sources))
+    return grid
 
 
 def _cell(number: Number | None) -> str:

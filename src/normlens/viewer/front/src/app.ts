@@ -24,6 +24,8 @@ export interface Host {
   changed: (hash: string) => void;
   /** The page's own address without its view; null in a notebook, which has no page to open. */
   address: string | null;
+  /** The documents of the page, where it holds several. */
+  pages?: { titles: string[]; shown: number; choose: (number: number) => void };
 }
 type Document_ = globalThis.Document;
 
@@ -38,6 +40,8 @@ export class App {
   private readonly frame: HTMLElement;
   private readonly main: HTMLElement;
   private readonly under: HTMLElement;
+  /** Announces the chosen token: a view is drawn anew for each, and a live region must outlast its text. */
+  private readonly status: HTMLElement;
   private readonly bar: Controls;
   private readonly watch: ResizeObserver;
   private readonly dark = matchMedia("(prefers-color-scheme: dark)");
@@ -47,7 +51,7 @@ export class App {
   private width = 0;
   private asked = 0;
 
-  constructor(container: HTMLElement, readonly data: Document, private readonly host: Host) {
+  constructor(container: HTMLElement, readonly data: Document, readonly host: Host) {
     if (data.format !== "normlens-view" || data.version !== VERSION) {
       container.textContent = `This page reads normlens-view version ${VERSION}; the data say ${String(data.format)} version ${String(data.version)}. Save it again with this version of normlens.`;
       throw new Error("unknown data format");
@@ -61,8 +65,9 @@ export class App {
     this.root.adoptedStyleSheets = [sheet];
     this.main = h("main", { class: "view", tabindex: -1 });
     this.under = h("section", { class: "under", "aria-label": "Table" });
+    this.status = h("p", { class: "spoken", role: "status", "data-part": "status" });
     this.bar = controls(this);
-    this.frame = h("div", { class: host.keys === globalThis.document ? "normlens whole" : "normlens", tabindex: host.keys === globalThis.document ? null : 0 }, this.bar.element, this.main, this.under, about(this.data));
+    this.frame = h("div", { class: host.keys === globalThis.document ? "normlens whole" : "normlens", tabindex: host.keys === globalThis.document ? null : 0 }, this.bar.element, this.main, this.under, about(this.data), this.status);
     this.root.append(this.frame);
     this.watch = new ResizeObserver(() => {
       const width = this.main.clientWidth;
@@ -165,6 +170,12 @@ export class App {
     if (list.length) this.update({ query: list[next].members[0], key: null });
   }
 
+  /** Open what the view has chosen, as a click on it does. */
+  open(): boolean {
+    this.shown?.open?.();
+    return this.shown?.open !== undefined;
+  }
+
   found(): number {
     const both = this.state.site === "cross" ? this.matches(this.axis("key")).size : 0;
     return this.matches(this.axis("query")).size + both;
@@ -239,6 +250,8 @@ export class App {
     if (inside) this.main.querySelector<SVGElement>(".thumb[data-chosen]")?.focus();
     this.under.replaceChildren(...(this.state.table ? [tableOf(this.shown)] : []));
     this.point(this.hovered);
+    const chosen = this.state.query !== null || this.state.key !== null;
+    this.status.textContent = chosen ? (this.main.querySelector("[data-part=line]")?.textContent ?? "") : "";
   }
 
   private point(focus: Focus | null): void {

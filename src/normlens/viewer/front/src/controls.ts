@@ -48,7 +48,16 @@ export function controls(app: App): Controls {
       h("div", { class: "title" },
         h("h1", { title: shorten(visible(app.data.title), 300) }, shorten(visible(app.data.title), 240)),
         h("p", { class: "model" }, h("strong", {}, "normlens"), model ? ` · ${shorten(visible(String(model)), 200)}` : "")),
-      h("div", { class: "group" }, find, found, field("Colours", theme.element)));
+      h("div", { class: "group" }, pair(), find, found, field("Colours", theme.element)));
+  }
+
+  /** Which of several documents is shown. */
+  function pair(): HTMLElement | null {
+    const pages = app.host.pages;
+    if (!pages) return null;
+    const list = select("pair", (value) => pages.choose(Number(value)));
+    list.set(pages.titles.map((title, index) => [String(index + 1), `${index + 1}: ${shorten(visible(title), 40)}`]), String(pages.shown));
+    return field("Pair", list.element);
   }
 
   function tabs(): HTMLElement {
@@ -122,7 +131,7 @@ export function controls(app: App): Controls {
 
   function level(): HTMLElement {
     const control = choice<State["level"]>("level", "Units", [["token", "Tokens"], ["word", "Words", app.data.explanation ? "the terms of a word's tokens are added, which is exact" : "subwords merged: contributing columns added, computed rows averaged"]], (value) => set({ level: value }));
-    syncs.push(() => control.set(app.state.level, app.canMerge() ? [] : ["word"]));
+    syncs.push(() => control.set(app.state.level, app.canMerge() ? [] : ["word"], "every word of this text is a single token"));
     return shownFor(labelled("Units", control.element), () => !ownWords());
   }
 

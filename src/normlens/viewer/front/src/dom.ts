@@ -14,15 +14,16 @@ export function h<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Att
 }
 
 /** A group of buttons of which one is pressed; `label` is what it is called. */
-export function choice<T extends string>(name: string, label: string, options: [T, string, string?][], chosen: (value: T) => void): { element: HTMLElement; set: (value: T, disabled?: T[]) => void } {
+export function choice<T extends string>(name: string, label: string, options: [T, string, string?][], chosen: (value: T) => void): { element: HTMLElement; set: (value: T, disabled?: T[], reason?: string) => void } {
   const buttons = options.map(([value, text, title]) => h("button", { type: "button", "data-value": value, title, click: () => chosen(value) }, text));
   const element = h("div", { class: "choice", role: "group", "aria-label": label, "data-control": name }, ...buttons);
   return {
     element,
-    set: (value, disabled = []) => {
-      for (const button of buttons) {
+    set: (value, disabled = [], reason = "") => {
+      for (const [index, button] of buttons.entries()) {
         button.setAttribute("aria-pressed", String(button.dataset.value === value));
         button.disabled = disabled.includes(button.dataset.value as T);
+        button.title = button.disabled && reason ? reason : (options[index][2] ?? "");
       }
     },
   };

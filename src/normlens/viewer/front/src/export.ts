@@ -16,8 +16,11 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   const room = width - 2 * margin;
   const captions = wrap(view.caption, room, 11);
   const records = wrap(record, room, 10);
-  const top = 60 + 15 * captions.length;
-  const tall = stacked ? sizes.reduce((sum, [, h]) => sum + h, 0) + 1.5 * gap * (sizes.length - 1) : Math.max(0, ...sizes.map(([, h]) => h));
+  const headings = wrap(heading, room, 14);
+  const titles = view.pictures.map(({ title }, index) => wrap(title, sizes[index][0], 12));
+  const lines = Math.max(1, ...titles.map((parts) => parts.length));
+  const top = 26 + 18 * headings.length + 15 * captions.length + 16 * lines;
+  const tall = stacked ? sizes.reduce((sum, [, h]) => sum + h, 0) + (0.8 * gap + 16 * lines) * (sizes.length - 1) : Math.max(0, ...sizes.map(([, h]) => h));
   const bottom = top + tall + 20;
   const height = bottom + 13 * records.length + 12;
   const svg = picture(width, height, `${heading}. ${view.caption}`);
@@ -26,19 +29,19 @@ export function compose(view: Shown, heading: string, record: string, theme: The
   svg.append("rect").attr("width", width).attr("height", height).attr("fill", theme.panel);
   const line = (text: string, x: number, y: number, size: number, fill: string, weight = 400, room = width - x - margin) =>
     svg.append("text").attr("x", x).attr("y", y).attr("font-size", size).attr("font-weight", weight).attr("fill", fill).text(fit(text, room, size));
-  line(heading, margin, 24, 14, theme.ink, 600);
-  captions.forEach((text, index) => line(text, margin, 42 + 15 * index, 11, theme.muted));
+  headings.forEach((text, index) => line(text, margin, 24 + 18 * index, 14, theme.ink, 600));
+  captions.forEach((text, index) => line(text, margin, 24 + 18 * headings.length + 15 * index, 11, theme.muted));
   let x = margin;
   let y = top;
-  view.pictures.forEach(({ title, node }, index) => {
-    line(title, x, y - 8, 12, theme.ink, 600, sizes[index][0]);
+  view.pictures.forEach(({ node }, index) => {
+    titles[index].forEach((text, at) => line(text, x, y - 8 - 16 * (titles[index].length - 1 - at), 12, theme.ink, 600, sizes[index][0]));
     const copy = node.cloneNode(true) as SVGSVGElement;
     copy.querySelectorAll(".target, .row-target, .column-target, .output-target").forEach((element) => element.remove());
     for (const element of copy.querySelectorAll("[tabindex], [role=button]")) for (const name of ["tabindex", "role", "cursor"]) element.removeAttribute(name);
     copy.setAttribute("x", String(x));
     copy.setAttribute("y", String(y));
     svg.node()!.append(copy);
-    if (stacked) y += sizes[index][1] + 1.5 * gap;
+    if (stacked) y += sizes[index][1] + 0.8 * gap + 16 * lines;
     else x += sizes[index][0] + gap;
   });
   records.forEach((text, index) => line(text, margin, bottom + 13 * (index + 1), 10, theme.muted));

@@ -6,12 +6,13 @@ export const KEYS: [string, string][] = [
   ["↑ ↓", "layer"],
   ["← →", "head"],
   ["1 … 9", "view, in the order of the tabs"],
+  ["Enter", "open the chosen layer and head"],
   ["/", "find a token; Enter for the next"],
   ["j k", "next or previous token"],
   ["m", "links or matrix"],
   ["w", "tokens or words"],
   ["t", "table of the view"],
-  ["Esc", "let go of the chosen token"],
+  ["Esc", "clear the chosen token"],
 ];
 
 export function onKey(app: App, target: EventTarget): () => void {
@@ -21,6 +22,7 @@ export function onKey(app: App, target: EventTarget): () => void {
     const from = event.composedPath()[0] as HTMLElement;
     const typing = from instanceof HTMLInputElement || from instanceof HTMLSelectElement || from instanceof HTMLTextAreaElement;
     if (typing && event.key !== "Escape") return;
+    if (event.key === "Enter" && from.closest("button, a, summary, .thumb")) return; // these have a meaning for it
     if (!act(app, event.key)) return;
     event.preventDefault();
     // A notebook has its own meaning for most keys.
@@ -53,6 +55,8 @@ function act(app: App, key: string): boolean {
     case "k":
       app.walk(key === "j" ? 1 : -1);
       return true;
+    case "Enter":
+      return app.open();
     case "m":
       app.update({ draw: state.draw === "arcs" ? "matrix" : "arcs" });
       return true;

@@ -1,9 +1,9 @@
 /** The saved file: data from its own script element, the view in the address bar. */
-import { App } from "./app";
-import type { Document } from "./types";
+import { open } from "./pages";
+import type { Document, Pages } from "./types";
 
 const host = document.getElementById("normlens")!;
-const data = JSON.parse(document.getElementById("normlens-data")!.textContent!) as Document;
+const data = JSON.parse(document.getElementById("normlens-data")!.textContent!) as Document | Pages;
 document.getElementById("normlens-data")!.remove();
 host.replaceChildren();
 const remember = (hash: string) => {
@@ -14,5 +14,5 @@ const remember = (hash: string) => {
   }
 };
 const address = /^(file|https?):$/.test(location.protocol) ? location.href.replace(/#.*$/s, "") : null;
-const app = new App(host, data, { hash: location.hash, keys: document, changed: remember, address });
-addEventListener("hashchange", () => app.restore(location.hash));
+const page = open(host, data, { hash: location.hash, keys: document, changed: remember, address });
+addEventListener("hashchange", () => page.restore(location.hash));

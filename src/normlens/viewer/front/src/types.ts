@@ -154,3 +154,8 @@ export interface MeasureText {
   family: "weight" | "norm";
   perHead: boolean;
 }
+
+/** Several documents in one page. */
+export interface Pages {
+  pages: Document[];
+}

@@ -1,6 +1,6 @@
 /** The notebook: data and view are traits of the Python widget. */
-import { App } from "./app";
-import type { Document } from "./types";
+import { open } from "./pages";
+import type { Document, Pages } from "./types";
 
 interface Model {
   get(name: string): unknown;
@@ -13,8 +13,8 @@ interface Model {
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const host = document.createElement("div");
   el.append(host);
-  const data = JSON.parse(String(model.get("document"))) as Document;
-  const app = new App(host, data, {
+  const data = JSON.parse(String(model.get("document"))) as Document | Pages;
+  const page = open(host, data, {
     hash: String(model.get("view") ?? ""),
     keys: host,
     address: null,
@@ -24,11 +24,11 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
       model.save_changes();
     },
   });
-  const changed = () => app.restore(String(model.get("view") ?? ""));
+  const changed = () => page.restore(String(model.get("view") ?? ""));
   model.on("change:view", changed);
   return () => {
     model.off("change:view", changed);
-    app.close();
+    page.close();
   };
 }
 

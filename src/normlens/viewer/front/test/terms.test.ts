@@ -9,7 +9,7 @@ import { leftOut } from "../src/views/exact_flow";
 const item = (text: string) => ({ members: [0], position: 0, text, raw: text, continues: false });
 
 test("a text is broken into lines that fit, after line breaks too", () => {
-  const { places, height } = placed(["aaaa", "bbbb", "c\u240a", "d"].map(item), [false, true, true, true], null, 90, 10, 20);
+  const { places, height } = placed(["aaaa", "bbbb", "c\u21b5", "d"].map(item), [false, true, true, true], null, 90, 10, 20);
   expect(places.map((place) => place.y)).toEqual([0, 0, 0, 20]);
   expect(Math.max(...places.map((place) => place.x + place.width))).toBeLessThanOrEqual(90);
   expect(places[1].x - places[0].width).toBe(5);

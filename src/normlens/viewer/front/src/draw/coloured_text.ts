@@ -48,7 +48,7 @@ export function placed(items: Item[], spaces: boolean[], numbers: string[] | nul
     const text = fit(item.text, width - 12, size);
     const wide = Math.min(width, Math.max(textWidth(text, size), numbers ? textWidth(numbers[index], 9.5) : 0) + 8);
     const previous = items[index - 1];
-    const broken = previous && /[\u240a\n]$/.test(previous.text);
+    const broken = previous && /[\u21b5\n]$/.test(previous.text);
     const from = x === 0 ? 0 : x + (spaces[index] ? 5 : 1);
     if (broken || (x > 0 && from + wide > width)) {
       x = 0;

@@ -1,4 +1,4 @@
-/** A map as links between two columns of tokens: what is computed on the left, what contributes on the right. */
+/** A map as links between two columns of tokens: what is computed on the left, what contributes on the right, or the other way round. */
 import { linkHorizontal } from "d3-shape";
 import type { Theme } from "../colour";
 import { number, position, type Scale } from "../scale";
@@ -30,6 +30,8 @@ export interface LinksOptions {
   found: { rows: Set<number>; columns: Set<number> };
   rowTitle: string;
   columnTitle: string;
+  /** Put what contributes on the left: a source before its target. */
+  columnsFirst?: boolean;
   /** Only these links, whatever their value. */
   only?: [number, number][];
   /** Links of a position to itself, which stand apart from the scale. */
@@ -75,8 +77,9 @@ export function links(options: LinksOptions): Drawn & { note: string } {
   const every = Math.ceil(10.5 / step);
   const gutter = 46;
   const widest = (labels: string[]) => Math.min(Math.max(66, Math.min(120, 0.24 * options.width)), Math.max(24, ...labels.map((text) => textWidth(text.slice(0, 40), size))) + 4);
-  const left = gutter + widest(rows);
-  const right = gutter + widest(columns);
+  const first = options.columnsFirst === true;
+  const left = gutter + widest(first ? columns : rows);
+  const right = gutter + widest(first ? rows : columns);
   const top = 24;
   const height = top + step * count + 8;
   const svg = picture(options.width, height, options.name);
@@ -88,10 +91,10 @@ export function links(options: LinksOptions): Drawn & { note: string } {
     ? { links: options.only.map(([row, column]) => ({ row, column, value: options.value(row, column) })), cut: 0, total: options.only.length }
     : strongest(rows.length, columns.length, options.value, scale.top, options.min, options.own?.is);
 
-  svg.append("text").attr("x", left).attr("y", 12).attr("text-anchor", "end").attr("font-size", 10).attr("fill", theme.muted).text(options.rowTitle);
-  svg.append("text").attr("x", options.width - right).attr("y", 12).attr("font-size", 10).attr("fill", theme.muted).text(options.columnTitle);
+  svg.append("text").attr("x", left).attr("y", 12).attr("text-anchor", "end").attr("font-size", 10).attr("fill", theme.muted).text(first ? options.columnTitle : options.rowTitle);
+  svg.append("text").attr("x", options.width - right).attr("y", 12).attr("font-size", 10).attr("fill", theme.muted).text(first ? options.rowTitle : options.columnTitle);
 
-  const path = (row: number, column: number) => curve({ source: [xLeft, y(row)], target: [xRight, y(column)] })!;
+  const path = (row: number, column: number) => curve({ source: [xLeft, y(first ? column : row)], target: [xRight, y(first ? row : column)] })!;
   const strength = (value: number) => Math.abs(position(scale, value));
   const widthOf = (value: number) => 0.4 + Math.min(7, 0.55 * step) * strength(value);
   const base = svg.append("g").attr("class", "links").attr("fill", "none");
@@ -128,8 +131,9 @@ export function links(options: LinksOptions): Drawn & { note: string } {
         .append("title").text((kind === "row" ? options.rowHints : options.columnHints)[index]);
     });
   };
-  side(rows, left, "end", options.found.rows, "row");
-  side(columns, options.width - right, "start", options.found.columns, "column");
+  const place = (kind: "row" | "column"): [number, "start" | "end"] => ((kind === "row") !== first ? [left, "end"] : [options.width - right, "start"]);
+  side(rows, ...place("row"), options.found.rows, "row");
+  side(columns, ...place("column"), options.found.columns, "column");
 
   const numbers = svg.append("g").attr("class", "numbers").attr("pointer-events", "none");
   const tag = (text: string, x: number, index: number, anchor: "start" | "end") => {
@@ -165,11 +169,11 @@ export function links(options: LinksOptions): Drawn & { note: string } {
         if (taken.some((other) => Math.abs(other - index) * step < 11) || taken.length >= 60) continue;
         taken.push(index);
         numbers.append("text").attr("class", "number").attr(row >= 0 ? "data-column" : "data-row", index).attr("y", y(index)).attr("dy", "0.34em").attr("font-size", 10.5)
-          .attr("x", row >= 0 ? options.width - 2 : 2).attr("text-anchor", row >= 0 ? "end" : "start").attr("fill", theme.muted).attr("font-variant-numeric", "tabular-nums")
+          .attr("x", (row >= 0) !== first ? options.width - 2 : 2).attr("text-anchor", (row >= 0) !== first ? "end" : "start").attr("fill", theme.muted).attr("font-variant-numeric", "tabular-nums")
           .text(number(link.value, scale.share));
       }
-      if (row >= 0) tag(fit(rows[row], left - gutter, size), left, row, "end");
-      if (column >= 0) tag(fit(columns[column], right - gutter, size), options.width - right, column, "start");
+      if (row >= 0) tag(fit(rows[row], (first ? right : left) - gutter, size), place("row")[0], row, place("row")[1]);
+      if (column >= 0) tag(fit(columns[column], (first ? left : right) - gutter, size), place("column")[0], column, place("column")[1]);
     },
   };
 }

@@ -77,7 +77,7 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
   };
   const columns = context.width >= 760 ? 2 : 1;
   const width = Math.min(720, Math.floor((context.width - 24 * (columns - 1)) / columns) - 34);
-  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a word or a cell for its links.");
+  const line = h("p", { class: "line", "data-part": "line" }, "Point at a word or a cell for its links.");
   const word = (text: string) => h("code", { class: "token" }, shorten(visible(text), 32));
   const found = { rows: context.matches(asItems(data.target)), columns: context.matches(asItems(data.source)) };
   const show = (row: number, column: number) => {
@@ -92,7 +92,7 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
     hover: show, leave: () => show(-1, -1),
   };
   const lines = links({
-    ...common, min: null, colour: () => theme.family.norm,
+    ...common, columnsFirst: true, min: null, colour: () => theme.family.norm,
     only: [...data.links.map(([source, target]): [number, number] => [target, source]), ...missed.map(([source, target]): [number, number] => [target, source])],
     stroke: (row, column) => taken.has(name(row, column)) ? { colour: strokeOfLink(row, column), dashed: false } : { colour: theme.muted, dashed: true },
   });
@@ -106,7 +106,7 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
     element: h("div", { class: "compare alignment" },
       marks ? drawMarks(context, marks) : null,
       h("div", { class: `panels columns-${columns}` },
-        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), marks && !data.gold ? h("p", {}, "A link from a marked word has the colour of the innermost mark around it.") : null, h("p", { class: "note", "data-part": "how" }, data.how), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
+        h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Alignment links"), marks && !data.gold ? h("p", {}, "A link from a marked word has the colour of the innermost mark around it.") : null, h("p", { class: "note", "data-part": "how", title: data.how }, inWords(data.how)), score ? h("p", { "data-part": "score" }, score) : null), lines.node),
         h("figure", { class: "panel norm" }, h("figcaption", {}, h("h2", {}, "Scores of words"), h("p", {}, `A dot is a link that was taken${data.gold ? "; a frame is a gold link (dashed: only possible)" : ""}.`)), map.node, line))),
     pictures: [{ title: "Alignment links", node: lines.node }, { title: "Scores of words", node: map.node }],
     caption: [data.how, score, marks && placedSentence(marks)].filter(Boolean).join(" · "),
@@ -122,6 +122,12 @@ function drawAligned(context: Context, data: AlignmentData): Shown {
   };
 }
 
+/** A signature such as `align|setting:awi|measure:attn_n` as a phrase; a sentence stays as it is. */
+export function inWords(how: string): string {
+  if (!how.startsWith("align|")) return how;
+  return how.split("|").slice(1).map((part) => part.replace(":", ": ").replace(/([,;(])(?=\S)/g, "$1 ").replaceAll("( ", " (")).join(" · ");
+}
+
 function placedSentence(data: MarksData): string {
   const placed = data.marks.filter((mark) => mark.placed).length;
   return data.marks.length ? `${placed} of ${data.marks.length} marks were placed.` : "The source carries no marks.";
@@ -133,7 +139,7 @@ function drawMarks(context: Context, data: MarksData): HTMLElement {
   const names = markNames(data.marks);
   const word = (text: string) => h("code", { class: "token" }, shorten(visible(text), 60));
   const resting = data.marks.length ? "Point at a mark to see it in both texts." : "";
-  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "mark" }, resting);
+  const line = h("p", { class: "line", "data-part": "mark" }, resting);
   const show = (mark: number, score: number | null) => {
     for (const element of panel.querySelectorAll("[data-mark]")) element.classList.toggle("on", element.getAttribute("data-mark") === String(mark));
     const { text, markup, placed } = data.marks[mark];
@@ -192,7 +198,7 @@ function draw(context: Context): Shown {
     leave: () => context.hover(null),
     click: (row: number, column: number) => context.pin(focusAt(context, row, column)),
   };
-  const lines = links({ ...common, only: pairs, min: null, colour: strokeOf(context, measure) });
+  const lines = links({ ...common, columnsFirst: true, only: pairs, min: null, colour: strokeOf(context, measure) });
   const map = matrix({ ...common, colour: colourOf(context, measure), marked: (row, column) => marked.has(`${row},${column}`) });
   const numbers = readout(context, [{ measure, grid, scale }]);
   const drawn: Drawn[] = [lines, map];

@@ -35,9 +35,11 @@ function draw(context: Context): Shown {
     for (const side of sides) side.scale = { ...side.scale, top };
   }
   const side = context.width >= 1180 ? 316 : 0;
-  // Side by side while every label can be read; else below each other, as wide as they need and the page allows.
+  // Side by side, unless labels can be read only below each other; with more positions than that, beside each other again.
   const beside = Math.floor((context.width - side - 24 * (sides.length - 1) - (side ? 24 : 0)) / sides.length) - 34;
-  const crowded = state.draw === "matrix" && (beside - 116) / context.key.length < 9.5 && context.key.length > 24;
+  const alone = Math.min(1100, context.width - side - (side ? 24 : 0) - 34);
+  const readable = (room: number) => (room - 116) / context.key.length >= 9.5;
+  const crowded = state.draw === "matrix" && context.key.length > 24 && !readable(beside) && readable(alone);
   const columns = context.width - side >= 680 && !crowded ? sides.length : 1;
   const width = Math.floor((context.width - side - 24 * (columns - 1) - (side ? 24 : 0)) / columns) - 34;
   const numbers = readout(context, sides);
@@ -75,7 +77,7 @@ function draw(context: Context): Shown {
     const notes = [...(own ? [own.note] : [])];
     let picture: Drawn;
     if (state.draw === "arcs") {
-      const out = links({ ...common, colour: strokeOf(context, measure), min: state.min, own, weights });
+      const out = links({ ...common, columnsFirst: site.name === "cross", colour: strokeOf(context, measure), min: state.min, own, weights });
       notes.unshift(out.note);
       picture = out;
     } else picture = matrix({ ...common, colour: colourOf(context, measure), own, weights, empty: site.causal ? (row, column) => context.key[column].members[0] > context.query[row].members[context.query[row].members.length - 1] : undefined });

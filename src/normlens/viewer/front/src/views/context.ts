@@ -75,6 +75,8 @@ export interface Shown {
   stacked?: boolean;
   table: { columns: string[]; rows: () => Cell[][] };
   focus: (focus: Focus) => void;
+  /** Opens what the view has chosen: Enter. */
+  open?: () => void;
 }
 
 export function layerIndex(context: Context): number {

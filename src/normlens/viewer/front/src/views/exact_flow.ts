@@ -165,7 +165,7 @@ function drawLines(context: Context, depth: number, one: boolean): Shown {
   const thick = Math.min(18, Math.max(6, gap * 0.8));
   const curve = linkHorizontal<unknown, { source: [number, number]; target: [number, number] }, [number, number]>().x((p) => p[0]).y((p) => p[1]);
   const lines = svg.append("g").attr("fill", "none");
-  const told = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a line or a node for its number.");
+  const told = h("p", { class: "line", "data-part": "line" }, "Point at a line or a node for its number.");
   const name = (index: number) => (index < 0 ? "the source" : shorten(items[index].text, 24));
   for (const line of [...keptWays, ...[...kept].reverse()]) {
     const how = line.kind === "straight" ? `${name(line.to)} stays, past layer ${layers[line.layer]}` : `${name(line.from)} → ${name(line.to)} in layer ${layers[line.layer]}${one ? `, head ${state.head}` : ""}`;
@@ -193,7 +193,7 @@ function drawLines(context: Context, depth: number, one: boolean): Shown {
       taken.push(index);
       const matters = Math.abs(values[index]) >= cut;
       const found = context.found.columns.has(index);
-      write(fit(names[index], label - 4, size), at, y(index), anchor, size, found ? theme.found : theme.ink).attr("font-weight", found || index === pinned ? 700 : 400).attr("opacity", matters || found ? 1 : 0.5).append("title").text(hint(items[index]));
+      write(fit(names[index], label - 4, size), at, y(index), anchor, size, found ? theme.found : matters ? theme.ink : theme.muted).attr("font-weight", found || index === pinned ? 700 : 400).append("title").text(hint(items[index]));
       if (valueAt !== null && (matters || items.length <= UNFOLDED)) write(signed(values[index]), valueAt, y(index), "end", 10.5, theme.muted).attr("class", kind).attr("data-index", index).attr("font-variant-numeric", "tabular-nums");
     }
   };
@@ -209,7 +209,7 @@ function drawLines(context: Context, depth: number, one: boolean): Shown {
     `${said(state.level === "word" ? "edges between words" : "edges", edgeCut, cut)}.`,
     ...(stored.all.kept < stored.all.count ? [`This page holds the strongest ${stored.all.kept.toLocaleString("en")} of ${stored.all.count.toLocaleString("en")} edges${exactTotals ? ", and those that it does not hold are counted above" : "; those that it does not hold are not counted above"}.`] : []),
     ...(source.length ? [`Entering from the source by cross-attention (dashed, half as wide): ${said("lines", sourceCut)}.`] : []),
-    `Straight lines are what stays at a position: its state less the edges that lead elsewhere. ${said("of them", wayCut).replace(" of them drawn", " drawn")}. ${state.level === "word" ? "Edges inside of a word are with them. " : ""}A value vector's bias goes with its edge${question.attention === "chosen" ? ", and what acts through attention scores is in the straight lines" : ""}.`,
+    `Straight lines are what stays at a position: its state less the edges that lead elsewhere. ${said("of them", wayCut).replace(" of them drawn", " drawn")}. ${state.level === "word" ? "Edges inside of a word are with them. " : ""}A value vector's bias goes with its edge${question.attention === "integrated" ? ", and what acts through attention scores is in the straight lines" : ""}.`,
     ...(rows.length < items.length ? [`${(items.length - rows.length).toLocaleString("en")} positions without a line or a node of this size are folded away.`] : []),
     ...(whole ? [] : ["Positions outside the span are not shown."]),
   ];

@@ -65,7 +65,7 @@ function draw(context: Context): Shown {
   const scaleTo = (top: number, curve = state.curve): Scale => ({ top, curve, share: false, signed: true });
 
   // ---- the text ----
-  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" });
+  const line = h("p", { class: "line", "data-part": "line" });
   const read = [...context.sites.values()].filter((site) => site.data.terms!.tokens);
   const given = read.map((site) => {
     const items = context.axis(site, "key");
@@ -223,7 +223,7 @@ function draw(context: Context): Shown {
       h("figcaption", {}, h("h2", {}, ...heading),
         h("p", { class: "facts" }, ...facts.map(([part, text, says]) => h("span", { "data-part": part, title: says }, h("b", {}, text), ` ${part === "gap" ? "gap of the proof" : says}`))),
         question.says ? h("p", { class: "caution", "data-part": "says" }, question.says) : null,
-        h("p", { class: "note" }, `${state.level === "word" ? "Each word has the sum of its tokens' terms, exactly. " : ""}${where !== null ? `Explained at “${shorten(visible(where), 24)}” (dashed). ` : ""}${question.attention === "chosen" ? "Terms include why attention looked where it did (attention=\"chosen\")." : "Attention weights are held fixed: what was carried, not why it was looked at."}`)),
+        h("p", { class: "note" }, `${state.level === "word" ? "Each word has the sum of its tokens' terms, exactly. " : ""}${where !== null ? `Explained at “${shorten(visible(where), 24)}” (dashed). ` : ""}${question.attention === "integrated" ? "Terms include why attention looked where it did (attention=\"integrated\")." : "Attention weights are held fixed: what was carried, not why it was looked at."}`)),
       ...sides.flatMap((side) => [read.length > 1 ? h("p", { class: "side" }, SIDES[side.site.name]) : null, side.text.node]),
       key.node()!, line),
     h("div", { class: `panels columns-${columns}` },
@@ -297,7 +297,14 @@ function layerRows(context: Context, site: Site, items: Item[]): number[][] | nu
 /** The largest tokens by name, the others together, and the biases by kind of block. */
 export function summands(sides: { site: Site; items: Item[]; values: number[] }[], sites: Site[], step: number, value: number): Row[] {
   const two = sides.length > 1;
-  const tokens = sides.flatMap(({ site, items, values }) => items.map((item, index) => ({ text: `${item.text}${two ? (site.name === "encoder" ? " (source)" : " (target)") : ""}`, value: values[index] })));
+  const tokens = sides.flatMap(({ site, items, values }) => {
+    const counts = new Map<string, number>();
+    for (const item of items) counts.set(item.text, (counts.get(item.text) ?? 0) + 1);
+    return items.map((item, index) => {
+      const place = counts.get(item.text)! > 1 ? ` at ${item.position}` : "";
+      return { text: `${item.text}${place}${two ? (site.name === "encoder" ? " (source)" : " (target)") : ""}`, value: values[index] };
+    });
+  });
   const order = [...tokens].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const rest = order.slice(NAMED).filter((row) => row.value !== 0);
   const rows: Row[] = order.slice(0, NAMED).filter((row) => row.value !== 0);

@@ -124,16 +124,16 @@ function draw(context: Context): Shown {
         .attr("font-variant-numeric", "tabular-nums").attr("font-weight", node[0][index] > 0.5 * strongest ? 700 : 400).attr("fill", theme.muted).text(number(node[0][index], true));
     }
   });
-  const write = (index: number, at: number, anchor: "start" | "end", bold: boolean) =>
+  const write = (index: number, at: number, anchor: "start" | "end", bold: boolean, ink = theme.ink) =>
     svg.append("text").attr("x", at).attr("y", y(index)).attr("dy", "0.34em").attr("text-anchor", anchor).attr("font-size", size)
-      .attr("fill", context.found.rows.has(index) ? theme.found : theme.ink).attr("font-weight", bold || context.found.rows.has(index) ? 700 : 400).text(fit(names[index], label - 4, size));
+      .attr("fill", context.found.rows.has(index) ? theme.found : ink).attr("font-weight", bold || context.found.rows.has(index) ? 700 : 400).text(fit(names[index], label - 4, size));
   names.forEach((_, index) => {
     if (taken.includes(index)) write(index, left - valueWidth, "end", false);
     else if (roomy(index)) {
       taken.push(index);
-      write(index, left - valueWidth, "end", false).attr("opacity", 0.55);
+      write(index, left - valueWidth, "end", false, theme.muted);
     }
-    if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) write(index, width - right + 4, "start", index === output).attr("opacity", index === output ? 1 : 0.55);
+    if ((index % every === 0 && (Math.abs(index - output) * step >= 10.5)) || index === output) write(index, width - right + 4, "start", index === output, index === output ? theme.ink : theme.muted);
     svg.append("rect").attr("class", "output-target").attr("data-index", index).attr("x", width - right).attr("y", y(index) - step / 2).attr("width", right).attr("height", step)
       .attr("fill", "transparent").attr("cursor", "pointer")
       .on("click", () => context.update({ query: items[index].members[0] }))

@@ -38,7 +38,7 @@ function draw(context: Context): Shown {
   const signed = site.data.ratios[state.ratio]!.signed;
   const scale = { top: full ? 1 : largest, curve: state.choices.root === "true" ? ("sqrt" as const) : ("linear" as const), share: false, signed };
   const family = site.text(state.ratio).family;
-  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" }, "Point at a cell for its ratio.");
+  const line = h("p", { class: "line", "data-part": "line" }, "Point at a cell for its ratio.");
   const drawn = matrix({
     name: `Mixing ratio of ${site.text(state.ratio).name}: ${layers.length} layers by ${context.query.length} positions`,
     width: Math.max(300, context.width - 34),

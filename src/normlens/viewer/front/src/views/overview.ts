@@ -84,11 +84,12 @@ function draw(context: Context): Shown {
     if (!perHead) context.update({ ...patch, b: thumb.measure });
     else context.update({ ...patch, head: site.data.heads[thumb.head], a: site.data.maps.alpha ? "alpha" : state.a, b: site.data.maps.af_norm ? "af_norm" : thumb.measure });
   };
+  const isChosen = (thumb: Thumb) => layers[thumb.layer] === state.layer && (perHead ? site.data.heads[thumb.head] === state.head : thumb.measure === state.b);
   const nodes = thumbs.map((thumb) => {
-    const chosen = layers[thumb.layer] === state.layer && (!perHead || site.data.heads[thumb.head] === state.head);
+    const chosen = isChosen(thumb);
     const group = svg.append("g").attr("transform", `translate(${left + thumb.column * (cell + gap)},${top + thumb.layer * (tall + gap)})`)
       .attr("class", "thumb").attr("data-layer", layers[thumb.layer]).attr("data-column", thumb.column + 1)
-      .attr("role", "button").attr("tabindex", chosen && thumb.column === Math.max(0, perHead ? site.data.heads.indexOf(state.head) : 0) ? 0 : -1).attr("data-chosen", chosen ? "" : null).attr("cursor", "pointer")
+      .attr("role", "button").attr("tabindex", chosen ? 0 : -1).attr("data-chosen", chosen ? "" : null).attr("cursor", "pointer")
       .attr("aria-label", `Open layer ${layers[thumb.layer]}, ${perHead ? `head ${site.data.heads[thumb.head]}` : site.text(thumb.measure).name}`)
       .on("click", () => open(thumb))
       .on("keydown", (event: KeyboardEvent) => {
@@ -151,6 +152,10 @@ function draw(context: Context): Shown {
       }),
     },
     focus: () => undefined,
+    open: () => {
+      const thumb = thumbs.find((one) => isChosen(one));
+      if (thumb) open(thumb);
+    },
   };
 }
 

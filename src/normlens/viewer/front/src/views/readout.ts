@@ -17,7 +17,7 @@ export interface Side {
 const LISTED = 8;
 
 export function readout(context: Context, sides: Side[]): { element: HTMLElement; show: (focus: Focus) => void } {
-  const line = h("p", { class: "line", "aria-live": "polite", "data-part": "line" });
+  const line = h("p", { class: "line", "data-part": "line" });
   const lists = h("div", { class: "lists" });
   const element = h("section", { class: "readout", "aria-label": "Numbers of the chosen token" }, line, lists);
 
