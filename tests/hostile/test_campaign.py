@@ -28,7 +28,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_damaged_files_end_in_sentences(group: str) -> None:
-    command = [sys.executable, "-m", "tests.hostile", "--cases", "2", "--seed", "0", "--only", group]
+    command = [sys.executable, "-m", "tests.hostile", "--cases", "5", "--seed", "0", "--only", group]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -154,7 +154,10 @@ def test_labels_are_read_at_60_and_thinned_at_300(opened, count, width) -> None:
         places = sorted(box[side] for _, box, _ in boxes)
         assert min(np.diff(places)) > 8.5, "no label on another"
         assert min(size for _, _, size in boxes) >= 10
-        assert len(boxes) == count if count == 60 else count / 12 < len(boxes) < count / 2
+        # Labels are at least 10.5 pixels apart: placing the heaviest first leaves gaps below twice that.
+        extent = page.locator("[data-measure=attnresln_n] rect.target").bounding_box()
+        fitting = extent["height" if kind == "row" else "width"] / 10.5
+        assert len(boxes) == count if count == 60 else fitting / 2 <= len(boxes) <= fitting + 1
     strongest = shares(data["attnresln_n"].values)[0]
     np.fill_diagonal(strongest, 0.0)
     both = [shares(data[name].values)[0] * (1 - np.eye(count)) for name in ("attn_w", "attnresln_n")]
