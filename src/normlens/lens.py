@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -24,13 +24,15 @@ from normlens.anatomy.loading import (
     default_model,
     load_pretrained,
     model_and_tokenizer,
+    split_processor,
 )
 from normlens.anatomy.scope import PassScope, one_pass_at_a_time
 from normlens.anatomy.traced_model import TracedModel
 from normlens.decompose.singular_values import Variant
 from normlens.errors import CallbackError, InputError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
-from normlens.inputs.tokens import Tokens
+from normlens.inputs.labels import InputLabels, check_media_rows
+from normlens.inputs.places import PlaceReader
 from normlens.io.remote import AnyPath
 from normlens.measures.request import AnalyzeOptions, Request, check_fits
 from normlens.measures.run import OnSite, SiteResult, run
@@ -79,7 +81,8 @@ class Lens:
     """
 
     def __init__(self, model: nn.Module | Any, tokenizer: Any = None, *, name: str | None = None) -> None:
-        model, self.tokenizer = model_and_tokenizer(model, tokenizer)
+        model, tokenizer = model_and_tokenizer(model, tokenizer)
+        self.tokenizer, self.processor = split_processor(tokenizer)
         check_model(model)
         self.traced = TracedModel(model, name)
         self._requests: dict[tuple[int, str], tuple[Anatomy, Request]] = {}
@@ -119,6 +122,12 @@ class Lens:
     def max_output_error(self) -> float:
         """The largest difference so far between the model's output under capture and its own; 0 before the first pass."""
         return max(self.traced.output_errors.values(), default=0.0)
+
+    @property
+    def extractor(self) -> Any:
+        """The part of the processor that reads sound; None where there is none."""
+        inner = getattr(self.processor, "feature_extractor", None)
+        return self.processor if inner is None else inner
 
     @cached_property
     def encoder(self) -> TextEncoder:
@@ -509,6 +518,8 @@ class Lens:
             progress: Called with the sites done and the sites in all.
         """
 
+        check_media_rows(getattr(self.model, "config", None), inputs)
+
         def analyze() -> list[Analysis]:
             with self.traced.named_errors(inputs):
                 anatomy = self.traced.anatomy_for(inputs)
@@ -518,14 +529,15 @@ class Lens:
                 builder = AnalysisBuilder(count, len(request.sites), report)
                 words = _row_words(anatomy.kinds, rows) if request.words is not None and rows is not None else None
                 error = run(self.traced, inputs, request, builder.update, prepared=rows is None, words=words)
-                texts = rows
-                if texts is None:
-                    texts = [self._labels(inputs, builder.masks, row) for row in range(count)]
+                labels = self.labels(inputs)
                 analyses = []
-                for n, text in enumerate(texts):
-                    tokens = {kind: text.sides(kind) for kind in builder.masks}
+                for n in range(count):
+                    text = None if rows is None or rows[n].media else rows[n]
+                    tokens = {}
+                    for kind, (queries, keys) in builder.masks_of(n).items():
+                        tokens[kind] = labels.sides(kind, n, queries, keys) if text is None else text.sides(kind)
                     record = {"model": self.traced.description(), **deepcopy(request.record)}
-                    record |= {"output_check": error, **text.notes}
+                    record |= {"output_check": error, **({} if rows is None else rows[n].notes)}
                     analyses.append(builder.result(n, tokens, record, by_word=request.words is not None))
                 return analyses
 
@@ -536,20 +548,9 @@ class Lens:
                 assert error.__cause__ is not None
                 raise error.__cause__ from None
 
-    def _labels(self, inputs: ModelInputs, masks: Mapping[Kind, tuple[Tensor, Tensor]], row: int) -> EncodedText:
-        """Labels for a prepared row: its tokens where there are ids, positions elsewhere."""
-
-        def side(name: str, mask: Tensor) -> Tokens:
-            ids = inputs.get(name)
-            if isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == mask.shape[0]:
-                return self.encoder.label(ids[row][mask.to(ids.device)].tolist())
-            count = int(mask.sum())
-            return Tokens(tuple(range(count)), tuple(map(str, range(count))), tuple(range(count)))
-
-        if "cross" in masks:
-            queries, keys = masks["cross"]
-            return EncodedText({}, side("input_ids", keys[row]), side("decoder_input_ids", queries[row]))
-        return EncodedText({}, side("input_ids", next(iter(masks.values()))[0][row]))
+    def labels(self, inputs: ModelInputs) -> InputLabels:
+        """Labels for the positions of prepared inputs: tokens, patches and frames where they are known."""
+        return InputLabels(self.encoder, PlaceReader(getattr(self.model, "config", None), self.extractor), inputs)
 
 
 def _guarded(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:

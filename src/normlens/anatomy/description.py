@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from normlens.anatomy.kinds import KINDS, Kind
+from normlens.anatomy.kinds import Kind, in_order, is_cross
 from normlens.anatomy.operations import KeyPath, OperationKey
 from normlens.decompose.feed_forward import Node
 from normlens.decompose.steps import Normalization, Scaling, Step
@@ -210,7 +210,14 @@ class Site:
     gated: bool = False  # a gate by coordinate makes f depend on the query: it has no norm of its own
     calls: int = 1  # of the attention function, each over a part of the values' width
     followed: bool = False  # attention in the family's own code, met by following the data
+    #: Whether queries and keys are positions of text, of which padding masks speak; patches and frames are not.
+    of_text: tuple[bool, bool] = (True, True)
     end: LayerEnd | str = "it was not read"  # where the layer ends; a sentence where that could not be read
+
+    @property
+    def is_cross(self) -> bool:
+        """Return True for cross-attention, whose keys are not its queries."""
+        return is_cross(self.kind)
 
     @property
     def placement(self) -> Placement:
@@ -243,8 +250,8 @@ class Anatomy:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of site that the model has, in the order encoder, decoder, cross."""
-        return tuple(kind for kind in KINDS if any(site.kind == kind for site in self.sites))
+        """The kinds of site that the model has, in the order in which they are listed."""
+        return in_order(site.kind for site in self.sites)
 
     @property
     def holds_numbers(self) -> bool:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from normlens.anatomy.declarations import declaration, refuse_declared
 from normlens.anatomy.description import Anatomy
+from normlens.anatomy.inputs import rows_of
 from normlens.anatomy.interface import (
     AttentionCall,
     Rounding,
@@ -119,13 +120,16 @@ def _lengths(model: nn.Module) -> tuple[int, int]:
 
 def one_row(inputs: ModelInputs) -> Kwargs:
     """One sequence of what a foreign module takes: the one from which its masks hide least, as far as one can tell."""
+    rows = rows_of(inputs)
+    if rows == 1:
+        return dict(inputs)
     padding = [value for name, value in inputs.items() if _by_position(name, value)]
     # A mask that says one and the same of every position hides nothing, whichever of its values stands for hiding.
     alike = sum((((m == m[:, :1]).float().mean(1)).cpu() for m in padding), torch.zeros(1))
     row = int(alike.argmax()) if padding else 0
     found = {}
     for name, value in inputs.items():
-        one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] > row
+        one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == rows
         over_pairs = one and "mask" in name and not _by_position(name, value) and value.ndim < 3
         found[name] = value[row : row + 1] if one and not over_pairs else value
     return found

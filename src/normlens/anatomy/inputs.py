@@ -67,8 +67,40 @@ def is_shared(name: str) -> bool:
     return any(word in name for word in _SHARED)
 
 
+def modality_of(name: str) -> str | None:
+    """The kind of sequence that an input of this name holds, by the names that transformers gives: None for masks and so on.
+
+    >>> modality_of("pixel_values"), modality_of("input_features"), modality_of("decoder_input_ids"), modality_of("bbox")
+    ('vision', 'audio', 'target', None)
+    """
+    if name in ("decoder_input_ids", "decoder_inputs_embeds"):
+        return "target"
+    if name.endswith(("input_ids", "inputs_embeds")):
+        return "text"
+    if is_shared(name) or name.endswith(("_ids", "_sizes", "_thw", "_ratio_ids", "num_frames")):
+        return None
+    if name.startswith(("pixel_values", "pixels", "image", "video", "flattened_patches")):
+        return "vision"
+    if name.startswith(("input_features", "input_values", "audio", "speech", "spectrogram")):
+        return "audio"
+    return None
+
+
+def holds_media(inputs: ModelInputs) -> bool:
+    """Return True if images or sound are among the inputs."""
+    return any(modality_of(name) in ("vision", "audio") and _is_floating(value) for name, value in inputs.items())
+
+
+def _is_floating(value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(x, Tensor) and x.is_floating_point() for x in values)
+
+
 def rows_of(inputs: ModelInputs) -> int:
-    """The number of sequences in the inputs."""
+    """The number of sequences in the inputs; images of one sequence may be several."""
+    named = [inputs[name] for name in ("input_ids", "inputs_embeds") if isinstance(inputs.get(name), Tensor)]
+    if named:
+        return int(named[0].shape[0])
     return next((int(value.shape[0]) for _, value in sequences_first(inputs) if value.ndim), 1)
 
 

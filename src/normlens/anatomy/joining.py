@@ -50,6 +50,7 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
     ways: deque[_Way] = deque([_Way(given)])
     seen: set[int] = set()
     met: list[str] = []
+    own_branch = False
     while ways:
         way = ways.popleft()
         value = way.value
@@ -75,6 +76,7 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
                     total, beside = _with_later_branches(graph, operation.outputs[0])
                     return Joined(way.steps, (*way.others, *beside), *found, total, way.stream_weights)
                 if given in trace.ancestors(other.number):
+                    own_branch = True
                     met.append("a branch that itself comes from the attention output")
                     continue
                 ways.append(replace(way, value=operation.outputs[0], others=(*way.others, other.number)))
@@ -83,6 +85,9 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
                 ways.append(replace(way, value=operation.outputs[0], stream_weights=other.number))
             else:
                 met.append(operation.name.removeprefix("aten::"))
+    if own_branch and graph.event.alpha.shape[-2] != graph.event.alpha.shape[-1]:
+        # Pooling attention: its queries are learned, and the stream begins with what it gives.
+        return Joined((), (), None, (), given)
     raise graph.stopped(
         "the projected output must be added to the residual",
         f"no such addition was met (on the way: {', '.join(dict.fromkeys(met)) or 'nothing takes it'})",

@@ -5,7 +5,7 @@ Lists that run beside another one (a norm for each layer, say) are its companion
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -83,6 +83,7 @@ class LayerFollower:
         self.calls: list[nn.Module] = []  # in their order
         self.skipped: set[nn.Module] = set()
         self.continues = False  # whether another layer of the same list ran before the one that begins
+        self.beginning = 0  # the list of the layer that begins
         self._members, self._begin = layer_members(model), begin
         self._depth = 0
         self._companions: set[int] = set()
@@ -92,6 +93,10 @@ class LayerFollower:
     def members(self) -> Iterable[nn.Module]:
         """The modules that may run as layers."""
         return self._members
+
+    def lists_of(self, modules: Collection[nn.Module]) -> set[int]:
+        """The lists that hold these modules."""
+        return {self._members[module].list for module in modules if module in self._members}
 
     @property
     def inside(self) -> bool:
@@ -109,6 +114,7 @@ class LayerFollower:
             self._depth += 1
             try:
                 if self._depth == 1 and not self._is_companion(member):
+                    self.beginning = member.list
                     leading = self._leading.get(member.parent)
                     self.continues = (
                         leading is not None and leading.list == member.list and member.index > leading.index

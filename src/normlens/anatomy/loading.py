@@ -70,6 +70,17 @@ def model_and_tokenizer(given: Any, tokenizer: Any) -> tuple[Any, Any]:
     return given, tokenizer
 
 
+def split_processor(given: Any) -> tuple[Any, Any]:
+    """The tokenizer and the processor of images or sound in what a user gave; either may be None."""
+    if given is None or isinstance(given, transformers.PreTrainedTokenizerBase):
+        return given, None
+    if hasattr(given, "convert_ids_to_tokens"):
+        return given, None  # somebody's own tokenizer
+    tokenizer = getattr(given, "tokenizer", None)
+    readers = ("image_processor", "feature_extractor", "video_processor", "model_input_names")
+    return tokenizer, given if any(hasattr(given, name) for name in readers) else None
+
+
 class LoadOptions(TypedDict, total=False):
     """Options of `normlens.load` for transformers' `from_pretrained`."""
 

@@ -1,5 +1,6 @@
 """Give each attention its kind and its layer number, from what happened and not from names or lengths.
 
+Where images or sound and text meet, a stack of layers over one of them is named after it: `vision`, `audio`, `text`.
 A site is `cross` where its values come neither from its own residual stream nor from all inputs that its queries come from.
 Where there are such sites, self-attention is `encoder` if they read what it made, and `decoder` otherwise; where there are
 none it is `decoder` if no position sees a later one, and `encoder` otherwise.
@@ -9,10 +10,12 @@ hybrid stack leaves gaps where a layer has no attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
+from normlens.anatomy.inputs import modality_of
 from normlens.anatomy.kinds import Kind
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Trace, Value
@@ -41,6 +44,60 @@ def kinds_of(trace: Trace, residuals: Sequence[int | None]) -> list[Kind]:
         else:
             kinds.append(_direction(event))
     return kinds
+
+
+@dataclass(frozen=True)
+class SiteName:
+    """The name of an attention's kind of site, and whether its queries and its keys are positions of text."""
+
+    kind: Kind
+    of_text: tuple[bool, bool]
+
+
+def site_names(trace: Trace, kinds: Sequence[Kind]) -> list[SiteName]:
+    """Name each attention: by its kind, or after the tower that it belongs to.
+
+    Decided by which of the model's inputs a stack of layers was computed from, not by the names of its modules.
+    """
+    inputs = {number: modality_of(str(path[-1])) for path, number in trace.calls[0].inputs}
+    given = {number: modality for number, modality in inputs.items() if modality is not None}
+    beyond_text = {*given.values()} - {"text", "target"}
+    stacks = [_stack_of(event, trace) for event in trace.attentions]
+    made_of: dict[str, set[str]] = {}
+    for stack, event in zip(stacks, trace.attentions, strict=True):
+        ancestors = trace.ancestors(event.output)
+        made_of.setdefault(stack, set()).update(given[number] for number in given if number in ancestors)
+    several = len({*given.values()} - {"target"}) > 1
+    towers = _tower_names(stacks, made_of) if several else {}
+    names = []
+    for stack, kind, event in zip(stacks, kinds, trace.attentions, strict=True):
+        cross = kind == "cross"
+        if stack in towers:
+            kind = f"{towers[stack]}_cross" if cross else towers[stack]
+        read = {given[number] for number in given if number in trace.ancestors(event.value)}
+        text = not beyond_text or not made_of[stack] <= beyond_text
+        names.append(SiteName(kind, (text, not beyond_text or not read <= beyond_text if cross else text)))
+    return names
+
+
+def _tower_names(stacks: Sequence[str], made_of: Mapping[str, set[str]]) -> dict[str, str]:
+    """The names of stacks that were computed from one kind of input alone; a second one of a kind has a number."""
+    names: dict[str, str] = {}
+    for stack in dict.fromkeys(stacks):
+        if len(made_of[stack]) == 1 and "target" not in made_of[stack]:
+            (tower,) = made_of[stack]
+            before = sum(name.split("_")[0] == tower for name in names.values()) if stack else 0
+            names[stack] = f"{tower}_stack{before + 1}" if before else tower
+    return names
+
+
+def _stack_of(event: AttentionEvent, trace: Trace) -> str:
+    """The path of the list of layers in which an attention stands; of one in no list, the path of the nearest module."""
+    for index in event.parents:
+        container, _, name = trace.calls[index].path.rpartition(".")
+        if name.isdigit():
+            return container
+    return ""
 
 
 def _laid_out(trace: Trace, value: int) -> list[int]:

@@ -16,9 +16,9 @@ from normlens.anatomy.description import Anatomy, FeedForward, Gate, LayerEnd, S
 from normlens.anatomy.feed_forward_reading import read_feed_forward
 from normlens.anatomy.graph import Graph
 from normlens.anatomy.joining import Joined, follow_to_sum, post_norm
-from normlens.anatomy.kinds import Kind
+from normlens.anatomy.kinds import is_cross
 from normlens.anatomy.layer_end import follow_to_end
-from normlens.anatomy.numbering import kinds_of, layer_numbers, too_short
+from normlens.anatomy.numbering import SiteName, kinds_of, layer_numbers, site_names, too_short
 from normlens.anatomy.output_projection import Projection, find_projection
 from normlens.anatomy.pieces import merge_split_attention
 from normlens.anatomy.trace import Trace
@@ -50,9 +50,9 @@ def read_anatomy(family: str, trace: Trace, declared: Declaration = Declaration(
         )
     trace = replace(trace, attentions=merge_split_attention(trace))
     branches = [_branch(Graph(family, trace, event), declared) for event in trace.attentions]
-    kinds = kinds_of(trace, [branch.joined.residual for branch in branches])
-    layers = layer_numbers(trace, kinds)
-    return Anatomy(family, tuple(_site(*found) for found in zip(branches, kinds, layers, strict=True)))
+    names = site_names(trace, kinds_of(trace, [branch.joined.residual for branch in branches]))
+    layers = layer_numbers(trace, [name.kind for name in names])
+    return Anatomy(family, tuple(_site(*found) for found in zip(branches, names, layers, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ def _over_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
     return shape[-1] in lengths and shape[-2] in lengths
 
 
-def _site(branch: _Branch, kind: Kind, layer: int) -> Site:
+def _site(branch: _Branch, name: SiteName, layer: int) -> Site:
     graph, projection, joined = branch.graph, branch.projection, branch.joined
     event, given = graph.event, projection.linear.given
     norm = post_norm(graph, joined.total, graph.trace.tensors[given].shape[-1])
     weights = None
     if joined.stream_weights is not None:
-        if norm is not None or kind == "cross":
+        if norm is not None or is_cross(name.kind):
             raise graph.stopped(
                 "a block that writes into several residual streams must be self-attention with nothing after the sum",
-                f"it is {kind}" if norm is None else "a normalization follows",
+                f"it is {name.kind}" if norm is None else "a normalization follows",
             )
         weights = graph.visible(joined.stream_weights, "the weights of the residual streams")
         weights = graph.copy_at_boundary(weights, joined.stream_weights, onwards=False)
@@ -98,7 +98,8 @@ def _site(branch: _Branch, kind: Kind, layer: int) -> Site:
     if total.sequence_first:  # then so are the rows of products in the middle of the code, where no axis shows it
         projected, x = (replace(p, sequence_first=True) if p.operation is not None else p for p in (projected, x))
     return Site(
-        kind=kind,
+        kind=name.kind,
+        of_text=name.of_text,
         layer=layer,
         attention=event.module,
         path=event.path,

@@ -21,7 +21,7 @@ from normlens.anatomy.examine import (
     one_row,
     reading_inputs,
 )
-from normlens.anatomy.inputs import failed_on, longest_input
+from normlens.anatomy.inputs import failed_on, holds_media, longest_input
 from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall, trace_layers
 from normlens.anatomy.scope import PassScope, is_streaming, one_pass_at_a_time
@@ -151,7 +151,8 @@ class TracedModel:
         """The anatomy for these inputs: what runs may depend on which of them there are, not on their numbers."""
         known: frozenset[Any] = frozenset(name for name in DECIDING if inputs.get(name) is not None)
         # Nobody but the user knows what another module takes: forms of masks decide, and it is read on one row of them.
-        foreign = bool(inputs) and not known and ("input_ids" not in inputs or not hasattr(self.body, "config"))
+        seen = "input_ids" not in inputs or holds_media(inputs) or not hasattr(self.body, "config")
+        foreign = bool(inputs) and not known and seen
         if foreign:
             known = frozenset(form_of(*item) for item in inputs.items())
         if known not in self._anatomies:
@@ -167,7 +168,7 @@ class TracedModel:
             inputs: The inputs of the pass.
             on_inputs: Trace the whole model on one row of the inputs, instead of its body on a few tokens.
         """
-        by_tokens = not on_inputs and "input_ids" in inputs and hasattr(self.body, "config")
+        by_tokens = not on_inputs and "input_ids" in inputs and not holds_media(inputs) and hasattr(self.body, "config")
         known: frozenset[Any] = frozenset(name for name in DECIDING if inputs.get(name) is not None)
         if not by_tokens:
             known = frozenset(form_of(*item) for item in inputs.items())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.anatomy.examine import family_of, is_encoder_decoder
-from normlens.anatomy.inputs import rows_of
+from normlens.anatomy.inputs import holds_media, modality_of, rows_of
 from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
@@ -45,6 +45,7 @@ from normlens.attribution.results import ExplainedRow, explanation
 from normlens.attribution.terms import Run, Terms
 from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
+from normlens.inputs.labels import check_media_rows
 from normlens.inputs.prompts import place_sources, render_chat
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
@@ -127,6 +128,7 @@ def _rows(
 def explain_inputs(lens: Lens, inputs: ModelInputs, options: InputOptions) -> list[Explanation]:
     """Explain prepared tensors: one `Explanation` per row (see `Lens.explain_inputs`)."""
     request, resolver = _checked(lens, options, InputOptions)
+    check_media_rows(resolver.config, inputs)
     for name in ("logits_to_keep", "num_logits_to_keep"):
         if isinstance(inputs.get(name), Tensor) or inputs.get(name):
             raise InputError(f"explain_inputs() needs the whole output, got {name}={inputs[name]}; leave it out")
@@ -187,6 +189,8 @@ def _prepared_job(
     direction: bool,
 ) -> Job:
     """One row of prepared tensors: its labels, and the number that is asked for."""
+    if not any(modality_of(name) in ("text", "target") for name in inputs) and holds_media(inputs):
+        return _media_job(resolver, inputs, output, against, position, direction=direction)
     both = is_encoder_decoder(resolver.model)
     two_sided = both and any(name.startswith("decoder_input") for name in inputs)
     if both and not two_sided and "labels" in inputs:
@@ -199,7 +203,8 @@ def _prepared_job(
             return lens.encoder.label([int(ids[row, i]) for i in real])
         return Tokens((), tuple(map(str, range(len(real)))), tuple(range(len(real))))
 
-    text = EncodedText({}, side(False), side(True) if two_sided else None)
+    source = Tokens((), (), ()) if both and holds_media(inputs) and "input_ids" not in inputs else side(False)
+    text = EncodedText({}, source, side(True) if two_sided else None)
     real = real_positions(inputs, row, decoder=two_sided)
     own = (text.target or text.source).ids
     if direction:
@@ -210,6 +215,20 @@ def _prepared_job(
     if wanted is None and two_sided and own and place in real[:-1] and resolver.head == "translation":
         wanted = own[real.index(place) + 1]  # the target token that the decoder is made to write there
     return Job(text, (Question(place, wanted, None if against is None else resolver.one(against, "against")),))
+
+
+def _media_job(
+    resolver: Resolver, inputs: ModelInputs, output: Output, against: Output, position: int | None, *, direction: bool
+) -> Job:
+    """One row of images or sound alone; its positions are known after the pass."""
+    empty = EncodedText({}, Tokens((), (), ()))
+    if direction:
+        sees = any(modality_of(name) == "vision" for name in inputs)
+        place = 0 if position is None and sees else resolver.position(position, (), None)
+        return Job(empty, (Question(place, None),))
+    place = resolver.position(position, (), None)
+    wanted = None if output is None else resolver.one(output, "output")
+    return Job(empty, (Question(place, wanted, None if against is None else resolver.one(against, "against")),))
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------
@@ -263,7 +282,7 @@ class _Batch:
         """Run forward once and backward for each step, and prove the terms; once per kind of input, the whole proof."""
         request, model, traced = self.request, self.resolver.model, self.lens.traced
         traced.refresh()
-        kind = (*traced.kind_of(inputs), request.attention, request.direction is None)
+        kind = (*traced.kind_of(inputs), request.attention, request.direction is None, request.through)
         dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         settings = ProofSettings(family_of(model), dtype, request.attention)
         steps = self._numbers(inputs, questions)
@@ -276,12 +295,13 @@ class _Batch:
                 _selection(request),
                 integrated=request.attention == "integrated",
                 record=own is not None,
+                attending=self._attending(inputs),
             )
             check_layers(run.observer.layers, lambda on_inputs: self._traced_layers(inputs, on_inputs), settings)
             terms = self._terms(run, steps, settings)
             if own is not None:
                 output_error = check_number(terms[0], *own, settings)
-                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, settings)
+                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, settings, through=request.through)
                 traced.explain_errors[kind] = replay_error, output_error
         if request.baseline == "mean":
             terms = [each.beyond_baseline() for each in terms]
@@ -302,7 +322,8 @@ class _Batch:
 
     def _terms(self, run: Run, steps: Sequence[Numbers], settings: ProofSettings) -> list[Terms]:
         """The terms of each step, which must add up."""
-        terms = [run.explain(numbers, again=numbers is not steps[-1]) for numbers in steps]
+        through = self.request.through
+        terms = [run.explain(numbers, again=numbers is not steps[-1], through=through) for numbers in steps]
         if run.observer.mixed_rows:
             raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
         for each, numbers in zip(terms, steps, strict=True):
@@ -318,6 +339,12 @@ class _Batch:
             if on_inputs:
                 raise
             return ()  # a model need not run on a few tokens
+
+    def _attending(self, inputs: ModelInputs) -> set[nn.Module]:
+        """The layers with attention of a model that sees or hears: its other lists are convolutions."""
+        if not holds_media(inputs):
+            return set()
+        return {call.module for call in self._traced_layers(inputs, True) if call.attends}
 
     def _own_numbers(self, inputs: ModelInputs, numbers: Numbers) -> tuple[Tensor, float]:
         """The numbers of the user's own call, and the size of its largest logit."""

@@ -68,6 +68,10 @@ class PassListener(Protocol):
     def layer(self) -> int:
         """The layer that runs, from 1; 0 before the first."""
 
+    @property
+    def between_towers(self) -> bool:
+        """True after several towers, outside of all layers."""
+
     def mark(self, kind: str) -> None:
         """Note the kind of block that runs."""
 

@@ -17,6 +17,7 @@ from normlens.attribution.operands import is_live, tensors
 from normlens.types import Options
 
 _NAME = "_normlens_ids"
+_MEDIA = "_normlens_media"
 #: Operations after which every token of the first operand stands at its position, with its id or a function of it.
 _IN_PLACE = frozenset(
     (
@@ -63,6 +64,28 @@ class Root:
     def length(self) -> int:
         """The number of positions."""
         return self.leaf.shape[self.axes[1]]
+
+
+def mark_media(tensor: Tensor, name: str) -> Tensor:
+    """Return images or sound of the user as a tensor whose descendants are known; the user's own object stays unmarked."""
+    marked = tensor.view_as(tensor)
+    marked.__dict__[_MEDIA] = name
+    return marked
+
+
+def media_of(x: Tensor) -> str | None:
+    """The input of images or sound from which a tensor was computed before the first layer."""
+    found: str | None = x.__dict__.get(_MEDIA)
+    return found
+
+
+def carry_media(name: str, args: tuple[Any, ...], kwargs: Options, out: Any) -> None:
+    """Mark the results of an operation on images or sound."""
+    source = next((found for x in tensors(args, dict(kwargs)) if (found := media_of(x)) is not None), None)
+    if source is not None:
+        changed = name in ("setitem", "copy_")
+        for x in tensors(args[0]) if changed else tensors(out):
+            x.__dict__.setdefault(_MEDIA, source)
 
 
 def mark_ids(tensor: Tensor, name: str) -> Tensor:

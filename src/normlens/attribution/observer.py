@@ -8,7 +8,7 @@ all that still enters can be added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normlens.anatomy.inputs import sequences_first
+from normlens.anatomy.inputs import holds_media, rows_of, sequences_first
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import AttentionWeights, TopEdges, all_edges, strongest_edges, with_heads
 from normlens.attribution.frozen import SavedTensor
 from normlens.attribution.layers import Layers, OpSite
 from normlens.attribution.lineage import Lineage, lineage_of, remember
-from normlens.attribution.lookups import Root, follow, look_up
+from normlens.attribution.lookups import Root, carry_media, follow, look_up, media_of
 from normlens.attribution.operands import mapped, tensors
 from normlens.decompose.devices import doubles_on_host
 from normlens.errors import AnatomyError, InputError
@@ -41,6 +41,10 @@ class Entrance:
     axes: tuple[int, int]  # of rows and positions
     given: Tensor | None = None  # row key: vector · gradient
     before: Tensor | None = None  # the input vectors as what was looked up made them, with the way back to it
+    media: str | None = None  # the input of images or sound that they were made from
+    items: int = 1  # images of a row, whose positions stand one after the other
+    made: Tensor | None = None  # row key: positions beside those of text, which were made of no token
+    after_tower: bool = False  # whether an earlier stack made them, so that their terms can be carried on to it
 
 
 @dataclass
@@ -126,6 +130,7 @@ class Replayed:
     stacks: list[Stack]
     roots: list[int | None]  # the stack to which each root belongs, in their order
     factors: list[Tensor]  # row position, for each stack
+    through: bool = False  # whether positions that an earlier stack made are made anew
 
 
 #: Axes of rows and positions: the usual order; several streams in front; positions first; channels in between.
@@ -136,13 +141,20 @@ class Observer:
     """The layers of one pass."""
 
     def __init__(
-        self, model: nn.Module, inputs: ModelInputs, wanted: TermSelection, replayed: Replayed | None = None
+        self,
+        model: nn.Module,
+        inputs: ModelInputs,
+        wanted: TermSelection,
+        replayed: Replayed | None = None,
+        attending: Collection[nn.Module] = (),
     ) -> None:
         self.wanted = wanted
         self.replayed = replayed
         self.rows, self.lengths = _shape_of(inputs)
         self._reads_ids = any(name.endswith("input_ids") for name in inputs)
+        self._sees = holds_media(inputs)
         self.layers = Layers(model, self._begin)
+        self._lists = self.layers.followed.lists_of(attending)  # those of a tower; empty: all
         self.side: int | None = None
         self.entrances: list[Entrance] = []
         self.stacks: list[Stack] = []
@@ -170,12 +182,19 @@ class Observer:
         """The layer that runs, from 1; 0 before the first."""
         return self.layers.number
 
+    @property
+    def between_towers(self) -> bool:
+        """True after several towers, outside of all layers: what meets there are their outputs."""
+        return self._sees and len(self.stacks) > 1 and not self.layers.followed.inside
+
     def mark(self, kind: str) -> None:
         """Note the kind of block that runs."""
         self.layers.mark(kind)
 
     def _begin(self, args: Any, kwargs: Any) -> Any:
         """The arguments of a layer with its entrance in place of its vectors; None where no vectors enter."""
+        if self._lists and self.layers.followed.beginning not in self._lists:
+            return None  # the stages of a convolutional network hold no vectors of positions
         found = self._hidden(args, kwargs) if torch.is_grad_enabled() else None
         if found is None:
             return None
@@ -186,13 +205,15 @@ class Observer:
         """The tensor with one vector for each position: the first one that depends on the inputs, if one does."""
         named = [kwargs[name] for name in ("hidden_states", "x", "input") if name in kwargs]
         found = [x for x in tensors(args, named, kwargs) if x.is_floating_point() and x.ndim >= 3]
+        if self._sees:  # queries that a model has learned come first, and depend on no input
+            return next(iter(found), None)
         live = [x for x in found if x.requires_grad]
         return next(iter(live or found), None)
 
     def _entered(self, vectors: Tensor, args: Any, kwargs: Any) -> Any:
         lineage = lineage_of(vectors)
         side = lineage.side if lineage is not None else None
-        first = not vectors.requires_grad or (lineage is not None and side is None)
+        first = not vectors.requires_grad or (lineage is not None and side is None) or self._takes_new_ids(vectors)
         if first and not vectors.requires_grad and self.layers.followed.continues:
             raise AnatomyError(
                 f"layer {self.layers.number + 1} takes vectors that were cut off from those of the layer before it (by a "
@@ -207,14 +228,17 @@ class Observer:
             assert place is not None
             axes, root = place
             side = len(self.stacks)
+            items = max(1, vectors.shape[axes[0]] // self.rows) if self._sees else 1
             if self.replayed is not None:
                 # As recorded: what comes before the first layer is no part of the map.
-                before = self.replayed.stacks[side].entrance.vectors
-                assert before is not None
-                kept = before * _along(self.replayed.factors[side], vectors, axes)
+                recorded = self.replayed.stacks[side].entrance
+                assert recorded.vectors is not None
+                kept = recorded.vectors * _along(self.replayed.factors[side], vectors, axes, items)
+                if recorded.made is not None and recorded.after_tower and self.replayed.through:
+                    kept = torch.where(_along(recorded.made, vectors, axes).bool(), vectors.detach(), kept)
             else:
                 kept = vectors.detach().clone()
-            entrance = Entrance(self.layer, side, 1, kept, axes)
+            entrance = Entrance(self.layer, side, 1, kept, axes, media=media_of(vectors), items=items)
             entrance.before = vectors if vectors.requires_grad and self.replayed is None else None
             leaf = kept.clone().requires_grad_()
             self.stacks.append(Stack(entrance, leaf, root))
@@ -226,8 +250,10 @@ class Observer:
             taken = vectors.clone()
             held = self.keep(vectors)
 
+            entrance.items = self.stacks[side].entrance.items
+
             def read(gradient: Tensor) -> None:
-                entrance.given = by_position(held.tensor, gradient, entrance.axes)
+                entrance.given = by_position(held.tensor, gradient, entrance.axes, entrance.items)
 
             if self.replayed is None:
                 self.listen(taken, read)
@@ -254,6 +280,28 @@ class Observer:
 
     # ---- positions -----------------------------------------------------------------------------------------------
 
+    def _takes_new_ids(self, vectors: Tensor) -> bool:
+        """Return True if vectors are made of tokens that no stack has taken yet: a language model after its vision tower."""
+        if not self._sees or self.layers.followed.continues:
+            return False
+        if self.replayed is not None:
+            later = self.replayed.stacks[len(self.stacks) :]
+            return bool(later) and later[0].entrance.layer == self.layer + 1
+        owned = [stack.root.positions for stack in self.stacks if stack.root is not None]
+        fresh = [root for root in self.roots if all(root.positions is not positions for positions in owned)]
+        return any(_reaches(vectors, root) for root in fresh)
+
+    def _placed_media(self, vectors: Tensor) -> tuple[int, int] | None:
+        """Axes of rows and positions of vectors made of images or sound, or learned by the model.
+
+        A wrong guess would show: the terms of each row must add up to the number of that row.
+        """
+        for axes in ((0, 1), (1, 0)):
+            rows = vectors.shape[axes[0]]
+            if rows == self.rows or (axes == (0, 1) and self.rows == 1):
+                return axes
+        return None
+
     def _placed(self, vectors: Tensor) -> tuple[tuple[int, int], Root | None] | None:
         """Axes of rows and positions of the vectors that enter a stack, and what they were made from.
 
@@ -262,6 +310,9 @@ class Observer:
         if self.replayed is not None:
             recorded = self.replayed.stacks[len(self.stacks)]
             return recorded.entrance.axes, recorded.root
+        if self._sees and not vectors.requires_grad:
+            axes = self._placed_media(vectors)
+            return None if axes is None else (axes, None)
         roots = self.roots if vectors.requires_grad else []
         for root, axes in product(roots, _ORDERS):
             if not self._comes_from(vectors, axes, root):
@@ -303,6 +354,8 @@ class Observer:
         rows, positions = axes
         last = root.length - 1
         own = [0, last] if last else [self.rows - 1, 0]
+        if self._sees and last:
+            own[1] = self._last_of_text(vectors, root)
         shape = vectors.shape
         if max(axes) >= vectors.ndim or shape[rows] != self.rows or shape[positions] < root.length:
             return False
@@ -319,6 +372,30 @@ class Observer:
             return reached == [own]
         fitting = [order for order in _ORDERS if self._fits(vectors, order, root.length)]
         return axes in fitting and (len(reached) < root.length or (last <= 1 and len(fitting) == 1))
+
+    def _last_of_text(self, vectors: Tensor, root: Root) -> int:
+        """The last position of the first row whose token is used: a placeholder's is overwritten by an image."""
+        drawn = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)).to(vectors)
+        (gradient,) = torch.autograd.grad(vectors, root.leaf, drawn, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return root.length - 1
+        used = gradient.movedim(root.axes, (0, 1)).flatten(2).abs().sum(-1)[0].nonzero().flatten()
+        return int(used[-1]) if len(used) else root.length - 1
+
+    def positions_of_text(self, stack: Stack) -> Tensor:
+        """Row and position: True where the vectors that enter a stack were made of their token."""
+        assert stack.entrance.before is not None and stack.root is not None
+        before, root = stack.entrance.before, stack.root
+        drawn = torch.randn(before.shape, generator=torch.Generator().manual_seed(0)).to(before)
+        heard = list(self.constants), list(self.crossings)  # what this brings is no term
+        (gradient,) = torch.autograd.grad(before, root.leaf, drawn, retain_graph=True, allow_unused=True)
+        self.constants, self.crossings = heard
+        shape = before.movedim(stack.entrance.axes, (0, 1)).shape[:2]
+        used = torch.zeros(shape, dtype=torch.bool)
+        if gradient is not None:
+            by_token = gradient.movedim(root.axes, (0, 1)).flatten(2).abs().sum(-1) > 0
+            used[:, : by_token.shape[1]] = by_token[:, : shape[1]].cpu()
+        return used
 
     def _same_axes(self, vectors: Tensor, side: int) -> tuple[int, int]:
         """The stack's axes at a later layer; elsewhere the usual ones, and then states belong to no position."""
@@ -377,6 +454,8 @@ class Observer:
 
     def looked_up(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
         """Follow token ids; what a table gives for them belongs to their positions, wherever it enters."""
+        if self._sees:
+            carry_media(name, args, kwargs, out)
         root = look_up(self.layer, name, args, kwargs, out)
         if root is None:
             follow(name, args, kwargs, out)
@@ -539,16 +618,19 @@ class Observer:
         rows, positions = axes = self.entrances[-1].axes
         vectors = self.stacks[self.side or 0].entrance.vectors
         assert vectors is not None
-        length = vectors.shape[positions]
+        length, items = vectors.shape[positions], self.stacks[self.side or 0].entrance.items
 
         def read(gradient: Tensor) -> None:
             given, shape = kept.tensor, kept.tensor.shape
             if len(shape) == 2 and axes == (0, 1) and shape[0] == self.rows * length:
                 given, gradient = (x.unflatten(0, (self.rows, length)) for x in (given, gradient))
                 shape = given.shape
-            block.by_position = len(shape) > max(axes) and (shape[rows], shape[positions]) == (self.rows, length)
+            block.by_position = len(shape) > max(axes) and (shape[rows], shape[positions]) == (
+                self.rows * items,
+                length,
+            )
             if block.by_position:
-                block.given = by_position(given, gradient, axes)
+                block.given = by_position(given, gradient, axes, items)
 
         return read
 
@@ -579,13 +661,16 @@ def _reaches(vectors: Tensor, root: Root) -> bool:
     return gradient is not None and bool(gradient.any())
 
 
-def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int]) -> Tensor:
-    """`x_k · gradient_k` for each row and position."""
-    return (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1)
+def by_position(vectors: Tensor, gradient: Tensor, axes: tuple[int, int], items: int = 1) -> Tensor:
+    """`x_k · gradient_k` for each row and position; positions of several items of a row stand one after the other."""
+    given = (vectors * gradient).movedim(axes, (0, 1)).flatten(2).sum(-1)
+    return given if items == 1 else given.reshape(len(given) // items, -1)
 
 
-def _along(factors: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
+def _along(factors: Tensor, like: Tensor, axes: tuple[int, int], items: int = 1) -> Tensor:
     """Factors of rows and positions, shaped to multiply vectors."""
+    if items != 1:
+        factors = factors.reshape(len(factors) * items, -1)
     shaped = factors.to(like.dtype).reshape(*factors.shape, *[1] * (like.ndim - 2))
     return shaped.movedim((0, 1), axes)
 
@@ -595,4 +680,5 @@ def _shape_of(inputs: ModelInputs) -> tuple[int, set[int]]:
     found = [x.shape for _, x in sequences_first(inputs) if x.ndim >= 2]
     if not found:
         raise InputError("inputs hold no tensor of rows and positions, which explain() needs")
-    return int(found[0][0]), {int(shape[1]) for shape in found}
+    rows = rows_of(inputs) if holds_media(inputs) else int(found[0][0])
+    return rows, {int(shape[1]) for shape in found}

@@ -120,11 +120,13 @@ def check_number(terms: Terms, own: Tensor, largest: float, settings: ProofSetti
     return distance
 
 
-def check_replay(run: Run, terms: Terms, select: Select, sizes: Tensor | None, settings: ProofSettings) -> float:
+def check_replay(
+    run: Run, terms: Terms, select: Select, sizes: Tensor | None, settings: ProofSettings, *, through: bool = False
+) -> float:
     """The frozen map, run forwards on input vectors times random numbers, must give the terms times the same numbers."""
     generator = torch.Generator().manual_seed(0)
     factors = [torch.randn(t.shape, generator=generator) for t in terms.tokens]
-    found = run.replayed(factors, select)
+    found = run.replayed(factors, select, through=through)
     expected, scale = torch.zeros_like(terms.value), torch.zeros_like(terms.value)
     for tokens, factor in zip(terms.tokens, factors, strict=True):
         each = tokens * factor.double()

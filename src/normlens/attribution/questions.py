@@ -17,7 +17,9 @@ from normlens.errors import InputError
 from normlens.inputs.tokens import readable
 from normlens.types import ModelInputs
 
-Head = Literal["causal", "masked", "sequence", "token", "translation", "none"]
+#: `sequence`: labels for the whole input; `token`: labels at each position; `frames`: symbols at each frame (CTC);
+#: `queries`: labels of each detected object; `similarity`: one number for a pair of image or sound and text.
+Head = Literal["causal", "masked", "sequence", "token", "translation", "frames", "queries", "similarity", "none"]
 Output = int | str | None
 #: How a head's logits become probabilities; a regression has none.
 Probability = Literal["softmax", "sigmoid", "none"]
@@ -26,10 +28,22 @@ Probability = Literal["softmax", "sigmoid", "none"]
 _NAMED = 12
 _MAPPINGS: tuple[tuple[Head, Any], ...] = (
     ("sequence", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("sequence", modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
+    ("sequence", modeling_auto.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES),
+    ("sequence", modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES),
+    ("sequence", modeling_auto.MODEL_FOR_AUDIO_XVECTOR_MAPPING_NAMES),
+    ("sequence", modeling_auto.MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES),
+    ("token", modeling_auto.MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES),
+    ("frames", modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES),
+    ("queries", modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES),
+    ("similarity", modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES),
     ("token", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
     ("translation", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
     ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("translation", modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
 )
 
 
@@ -40,6 +54,8 @@ def head_of(model: nn.Module) -> Head:
     name = type(base).__name__
     for kind, mapping in _MAPPINGS:
         if any(name == known or (isinstance(known, list | tuple) and name in known) for known in mapping.values()):
+            if kind == "causal" and getattr(getattr(base, "config", None), "is_encoder_decoder", False):
+                return "translation"
             return kind
     for kind, ending in (
         ("sequence", "ForSequenceClassification"),
@@ -104,7 +120,15 @@ class Numbers:
             along = torch.stack([states[row, q.position] for row, q in enumerate(self._questions)]) * direction
             self.sizes = along.detach().abs().sum(-1).double().cpu()
             return along.sum(-1)
+        scores = getattr(output, "logits_per_image", None)
+        if isinstance(scores, Tensor):
+            return self._similarities(scores)
         logits = first_tensor(output)
+        for question in self._questions:
+            if logits.ndim > 2 and not -logits.shape[1] <= question.position < logits.shape[1]:
+                raise InputError(
+                    f"position must be from 0 to {logits.shape[1] - 1}, or negative from the end, got {question.position}"
+                )
         rows = [
             logits[row] if logits.ndim == 2 else logits[row, question.position]
             for row, question in enumerate(self._questions)
@@ -123,6 +147,17 @@ class Numbers:
             numbers.append(number)
         self.sizes = torch.stack(sizes).cpu().double()
         return torch.stack(numbers)
+
+    def _similarities(self, scores: Tensor) -> Tensor:
+        """The score of each image with the text of its own row."""
+        if scores.shape != (len(self._questions),) * 2:
+            raise InputError(
+                f"each row must have one image and one text, got {scores.shape[0]} images and {scores.shape[1]} texts"
+            )
+        numbers = scores.diagonal()
+        self.answers = [Answer(None, None, None) for _ in self._questions]
+        self.sizes = numbers.detach().abs().double().cpu()
+        return numbers
 
     def _check_length(self, output: Tensor) -> None:
         """Refuse an output whose positions are not those of the input."""
@@ -145,7 +180,7 @@ def _answer(question: Question, scores: Tensor, probability: Probability) -> Ans
 
 def first_tensor(output: Any) -> Tensor:
     """The first output of a model: its logits, its last state, or the first of what it returns."""
-    for name in ("logits", "last_hidden_state"):
+    for name in ("logits", "logits_per_image", "last_hidden_state"):
         found = getattr(output, name, None)
         if isinstance(found, Tensor):
             return found
@@ -170,12 +205,15 @@ class Resolver:
     @property
     def probability(self) -> Probability:
         """Labels that do not exclude each other have a probability each; a single label is a number, not a choice."""
-        if self.head == "none":
+        if self.head in ("none", "similarity"):
             return "none"
         if self.head == "sequence":
             if getattr(self.config, "problem_type", None) == "multi_label_classification":
                 return "sigmoid"
-            if int(self.config.num_labels) == 1 or getattr(self.config, "problem_type", None) == "regression":
+            if (
+                int(getattr(self.config, "num_labels", 2)) == 1
+                or getattr(self.config, "problem_type", None) == "regression"
+            ):
                 return "none"
         return "softmax"
 
@@ -214,6 +252,8 @@ class Resolver:
         """The entries of the output that a name stands for: one, or several where a text has several tokens."""
         if isinstance(output, bool) or not isinstance(output, int | str):
             raise InputError(f"{what} must be a token, a label or its number, got {type(output).__name__}")
+        if self.head == "similarity":
+            raise InputError(f"{type(self.model).__name__} puts out one score for a pair; leave {what} out")
         if self.head == "none":
             raise InputError(
                 f"{type(self.model).__name__} has no head, which {what} needs; pass direction=… (a vector on the "
@@ -221,7 +261,7 @@ class Resolver:
             )
         if isinstance(output, int):
             return [self._in_range(output, what)]
-        if self.head in ("sequence", "token"):
+        if self.head in ("sequence", "token", "queries"):
             return [self._label(output, what)]
         if self.tokenizer is None:
             raise InputError(f"this lens has no tokenizer, which {what} as a text needs; pass the token's number")
@@ -261,6 +301,8 @@ class Resolver:
     def _size(self) -> int | None:
         if self.head in ("sequence", "token"):
             return int(self.config.num_labels)
+        if self.head == "queries":
+            return int(self.config.num_labels) + 1  # and no object
         weight = getattr(getattr(self.model, "get_output_embeddings", lambda: None)(), "weight", None)
         return int(weight.shape[0]) if isinstance(weight, Tensor) else getattr(self.config, "vocab_size", None)
 
@@ -268,7 +310,7 @@ class Resolver:
         """An entry of the output as people read it."""
         if number is None:
             return None
-        if self.head in ("sequence", "token"):
+        if self.head in ("sequence", "token", "queries"):
             return str((getattr(self.config, "id2label", None) or {}).get(number, number))
         if self.tokenizer is None:
             return str(number)
@@ -278,12 +320,12 @@ class Resolver:
     def position(self, position: int | None, real: Sequence[int], ids: Sequence[int] | None) -> int:
         """The index in the padded row of a position among its real ones."""
         count = len(real)
-        if self.head == "sequence":
+        if self.head in ("sequence", "similarity"):
             if position is not None:
-                raise InputError(
-                    "position is not used: a sequence classifier has one output for the whole text; leave it out"
-                )
+                raise InputError("position is not used: this model has one output for the whole input; leave it out")
             return 0
+        if self.head in ("frames", "queries") or ids is None:
+            return self._unnumbered(position)
         if position is None:
             return real[self._default_position(count, ids)]
         if isinstance(position, bool) or not isinstance(position, int) or not -count <= position < count:
@@ -292,6 +334,15 @@ class Resolver:
                 "positions"
             )
         return real[position]
+
+    def _unnumbered(self, position: int | None) -> int:
+        """A position of the output itself, whose number is known after the pass."""
+        if position is None:
+            what = {"frames": "frame", "queries": "detected object"}.get(self.head, "position")
+            raise InputError(f"position is missing: this model has an output for each {what}; pass position=…")
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise InputError(f"position must be a whole number, got {position!r}")
+        return position
 
     def _default_position(self, count: int, ids: Sequence[int] | None) -> int:
         if self.head == "token":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ class InputOptions(TypedDict, total=False):
     baseline: Baseline
     parts: Sequence[str] | None  # what is kept beside `tokens`
     edges_top: int | None  # keep so many edges, the strongest
+    through: (
+        Literal["vision", "audio"] | None
+    )  # carry the terms of images or sound in a language model on to this tower
 
 
 class ExplainOptions(InputOptions, total=False):
@@ -60,6 +63,7 @@ class ExplainRequest:
     direction: Tensor | None
     edges_top: int | None
     by_name: bool  # whether parts were asked for by name: then none may be missing
+    through: bool = False  # whether terms of images or sound are carried on to their tower
 
     @classmethod
     def of(cls, options: Options, allowed: Any) -> ExplainRequest:
@@ -87,6 +91,7 @@ class ExplainRequest:
             direction=_vector(options.get("direction")),
             edges_top=edges_top,
             by_name=parts is not None or edges_top is not None,
+            through=_one_of("through", options.get("through"), (None, "vision", "audio")) is not None,
         )
 
     def keeps(self, *parts: str) -> bool:
@@ -112,11 +117,11 @@ class ExplainRequest:
             )
 
 
-def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+def _one_of(name: str, value: Any, known: Sequence[str | None]) -> Any:
     for each in known:
         if each == value:
             return each
-    raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    raise InputError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 
 def _vector(direction: Any) -> Tensor | None:

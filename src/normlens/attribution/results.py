@@ -11,11 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from normlens.anatomy.examine import is_encoder_decoder
+from normlens.anatomy.inputs import holds_media, modality_of
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Answer, Resolver, real_positions
 from normlens.attribution.request import ExplainRequest
 from normlens.attribution.terms import Terms, Where
 from normlens.errors import InputError
+from normlens.inputs.places import coordinates, numbered
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens
 from normlens.provenance import versions
@@ -84,11 +87,17 @@ def _baseline(request: ExplainRequest, labels: Labels, solved: ExplainedRow) -> 
     if request.baseline == "zero":
         return "zero"
     used = ["zero" if given is None else "mean" for given in solved.steps[0].words]
+    if labels.hidden:
+        used = [name for name, hidden in zip(used, labels.hidden, strict=True) if not hidden]
+        sites = [site for site, hidden in zip(labels.sites, labels.hidden, strict=True) if not hidden]
+        return used[0] if len(set(used)) == 1 else dict(zip(sites, used, strict=True))
     return used[0] if len(set(used)) == 1 else dict(zip(labels.sites, used, strict=True))
 
 
 def _labels(lens: Lens, resolver: Resolver, inputs: ModelInputs, row: int, job: Job, solved: ExplainedRow) -> Labels:
     names = [str(resolver.name(answer.output)) for answer in solved.answers]
+    if holds_media(inputs):
+        return _media_labels(lens, resolver, inputs, row, job, solved)
     source = real_positions(inputs, row, decoder=False)
     if len(solved.steps[0].tokens) == 1 and job.text.target is not None:  # the encoder's states were handed in
         target = real_positions(inputs, row, decoder=True)
@@ -105,11 +114,60 @@ def _labels(lens: Lens, resolver: Resolver, inputs: ModelInputs, row: int, job: 
     return Labels(("encoder", "decoder"), sides, real, job.stepwise, names)
 
 
+def _media_labels(
+    lens: Lens, resolver: Resolver, inputs: ModelInputs, row: int, job: Job, solved: ExplainedRow
+) -> Labels:
+    """The labels where images or sound are among the inputs: by what each stack's vectors were made of."""
+    first, labels = solved.steps[0], lens.labels(inputs)
+    sites = _site_names([stack.input for stack in first.stacks], resolver)
+    sides, real = [], []
+    for stack, tokens in zip(first.stacks, first.tokens, strict=True):
+        count = tokens.shape[1]
+        places = list(range(count))
+        if modality_of(stack.input) in ("text", "target"):
+            decoder = stack.input.startswith("decoder_")
+            own = job.text.target if decoder and job.text.target is not None else job.text.source
+            if inputs[stack.input].shape[1] < count:  # patches stand beside the text
+                side = numbered(count)
+            else:
+                side = labels.of_text(own, row)
+                places = real_positions(inputs, row, decoder=decoder)
+        elif stack.input:
+            side = labels.of_tower(modality_of(stack.input) or "vision", row, count, stack.items)
+        else:
+            side = numbered(count)
+        sides.append(side)
+        real.append(places)
+    names = [str(resolver.name(answer.output)) for answer in solved.answers]
+    hidden = [not stack.reached for stack in first.stacks]
+    return Labels(sites, sides, real, job.stepwise, names, hidden)
+
+
+def _site_names(origins: Sequence[str], resolver: Resolver) -> list[str]:
+    """The names of stacks, as an analysis of the model has them."""
+    modalities = [modality_of(origin) for origin in origins]
+    beside_text = "text" in modalities
+    names: list[str] = []
+    for modality in modalities:
+        if modality in ("vision", "audio"):
+            name = modality if beside_text else "encoder"
+        elif modality == "text" and not is_encoder_decoder(resolver.model):
+            name = "text" if resolver.head == "similarity" else resolver.only_side
+        elif modality == "text":
+            name = "encoder"
+        else:
+            name = "decoder"
+        if name in names:
+            name = f"{name}_stack{1 + sum(other.split('_')[0] == name for other in names)}"
+        names.append(name)
+    return names
+
+
 def _asked(resolver: Resolver, labels: Labels, job: Job, solved: ExplainedRow) -> Json:
     """The explained output: one output, or one for each step."""
     first, question = solved.answers[0], job.steps[0]
     place = None
-    if resolver.head != "sequence" and question.position in labels.real[-1]:
+    if resolver.head not in ("sequence", "similarity") and question.position in labels.real[-1]:
         place = labels.real[-1].index(question.position)
 
     def each(of: Callable[[Any], Any]) -> Any:
@@ -135,14 +193,16 @@ class Labels:
     real: Sequence[Sequence[int]]
     stepwise: bool
     outputs: Sequence[str]
+    hidden: Sequence[bool] = ()  # sides without terms: those of a tower whose output a language model takes
 
     def positions(self, side: int, axis: str) -> Json:
-        """Positions, tokens and words of a side."""
+        """Positions, tokens and words of a side, and the places of patches and frames."""
         tokens = self.sides[side]
         return {
             axis: np.arange(len(self.real[side])),
             f"{axis}_token": (axis, np.array(tokens.strings, dtype=object)),
             f"{axis}_word": (axis, np.array(tokens.words)),
+            **coordinates(tokens.places, axis),
         }
 
     @property
@@ -166,11 +226,13 @@ class Labelled:
 def labelled(steps: Sequence[Terms], labels: Labels, parts: Sequence[str], edges_top: int | None = None) -> Labelled:
     """Name the axes of what was found, step by step."""
     shelf = _ArrayBuilder(steps, labels, parts, edges_top)
-    sites = {name: shelf.side(stack) for stack, name in enumerate(labels.sites)}
-    if len(labels.sites) > 1:
-        cross = shelf.attention(1, "cross_attention", 0)
-        if cross:
-            sites["cross"] = cross
+    hidden = labels.hidden or [False] * len(labels.sites)
+    sites = {name: shelf.side(stack) for stack, name in enumerate(labels.sites) if not hidden[stack]}
+    for stack in range(1, len(labels.sites)):
+        cross = shelf.attention(stack, "cross_attention", stack - 1)
+        if cross and not hidden[stack]:
+            last = stack == len(labels.sites) - 1
+            sites["cross" if last else f"{labels.sites[stack]}_cross"] = cross
     values = [float(terms.value[0]) for terms in steps]
     value = xr.DataArray(values, dims=("step",), coords=labels.steps, name="value") if labels.stepwise else values[0]
     kept = {"edges" if name == "edges_top" else name for arrays in sites.values() for name in arrays}

@@ -251,6 +251,8 @@ def product(run: FrozenPass, call: OpCall) -> Any:
     if not (is_live(a) and is_live(b)):
         return call()
     streams = [x for x in (a, b) if (lineage := lineage_of(x)) is not None and lineage.stream]
+    if run.listener.between_towers:  # the score of an image and a text
+        return halved(run, call.function, a, b, call.kwargs)
     if run.integrated or streams:
         other = a if streams and streams[0] is b else b
         if not run.integrated and is_bent(other):  # a router's weights, with which streams are mixed
@@ -394,7 +396,8 @@ RULES: dict[str, Rule] = _table(
         unflatten ravel split split_with_sizes chunk tensor_split unbind narrow select getitem index_select
         take_along_dim flip roll sum mean cumsum nansum
         dropout masked_select unfold fold im2col diagonal tril triu movedim moveaxis swapaxes
-        swapdims view_as reshape_as tile T mT H mH real imag adaptive_avg_pool1d avg_pool1d avg_pool2d upsample
+        swapdims view_as reshape_as tile t T mT H mH adjoint numpy_T real imag
+        adaptive_avg_pool1d avg_pool1d avg_pool2d upsample
         fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_fftn fft_ifftn rename broadcast_to
         diag_embed conj view_as_real view_as_complex as_strided trace broadcast_tensors meshgrid unsafe_chunk unsafe_split
         resolve_conj resolve_neg atleast_2d atleast_3d rot90 hsplit dropout1d alpha_dropout feature_dropout pin_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from normlens.anatomy.inputs import is_shared
+from normlens.anatomy.inputs import holds_media, is_shared, modality_of
 from normlens.anatomy.interface import use_implementation
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.edges import TopEdges, all_edges, with_heads
 from normlens.attribution.frozen import FrozenPass
 from normlens.attribution.layers import OpSite
-from normlens.attribution.lookups import Positions, Root, mark_ids
+from normlens.attribution.lookups import Positions, Root, mark_ids, mark_media
 from normlens.attribution.observer import BlockTerm, Observer, Replayed, TermSelection, by_position
 from normlens.attribution.patches import expose_hidden_ops
 from normlens.attribution.sharing import BiasShares
@@ -46,6 +46,15 @@ class Cut:
     total: Tensor  # row
 
 
+@dataclass(frozen=True)
+class StackOrigin:
+    """The origin of the vectors that enter a stack."""
+
+    input: str  # the model's input that they were made of; empty for vectors that the model has learned
+    reached: bool  # whether terms belong to them; those of a tower stand at the model that takes its output
+    items: int  # images of a row
+
+
 @dataclass
 class Terms:
     """The terms of one number of each row."""
@@ -65,6 +74,7 @@ class Terms:
     direct_keys: dict[Where, Tensor] = field(default_factory=dict)  # row key: what attention to each key gave directly
     direct_entrance: Tensor | None = None  # row key
     direct_biases: Tensor | None = None  # row
+    stacks: list[StackOrigin] = field(default_factory=list)
     moved_ids: list[Tensor | None] = field(
         default_factory=list
     )  # for each stack: row position, where its code moved them
@@ -96,6 +106,7 @@ class Terms:
             one(self.direct_keys),
             some(self.direct_entrance),
             some(self.direct_biases),
+            self.stacks,
             [some(ids) for ids in self.moved_ids],
         )
 
@@ -147,9 +158,11 @@ class Run:
         *,
         integrated: bool,
         record: bool = False,
+        attending: Collection[nn.Module] = (),
     ) -> None:
         self._model, self._inputs, self._wanted = model, inputs, wanted
-        self.observer = Observer(model, inputs, wanted)
+        self._sees, self._attending = holds_media(inputs), attending
+        self.observer = Observer(model, inputs, wanted, attending=attending)
         self._frozen = FrozenPass(self.observer.rows, self.observer, integrated=integrated)
         if record:
             self._frozen.tape = []
@@ -165,10 +178,16 @@ class Run:
                 "docs/explain.md"
             )
 
-    def explain(self, select: Select, *, again: bool = False) -> Terms:
-        """The terms of one number per row; `again`: another number will be asked for."""
+    def explain(self, select: Select, *, again: bool = False, through: bool = False) -> Terms:
+        """The terms of one number per row.
+
+        Args:
+            select: Picks the numbers out of the model's output.
+            again: Another number will be asked for.
+            through: Carry the terms of positions that an earlier stack made (image patches in a language model) on to it.
+        """
         try:
-            terms = self._explained(select, again)
+            terms = self._explained(select, again, through)
         except BaseException:
             self.release()
             raise
@@ -181,7 +200,7 @@ class Run:
         self.observer.release()
         self.output = None
 
-    def _explained(self, select: Select, again: bool) -> Terms:
+    def _explained(self, select: Select, again: bool, through: bool) -> Terms:
         observer = self.observer
         value = select(self.output)
         if not value.requires_grad:
@@ -194,22 +213,64 @@ class Run:
         for leaf in leaves:
             leaf.grad = None
         # The way from the table of words to the first layer is gone through once more, for `words`.
-        kept = again or self._wanted.direct or observer.looks_back
+        kept = again or self._wanted.direct or observer.looks_back or self._sees
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
-        return self._collect(value.detach().cpu().double())
+        reached = [stack.leaf.grad is not None for stack in observer.stacks]
+        self._find_made()
+        if through:
+            self._carry_on(reached)
+        terms = self._collect(value.detach().cpu().double(), through)
+        terms.stacks = [
+            StackOrigin(stack.entrance.media or _name_of(stack.root), reached[number], stack.entrance.items)
+            for number, stack in enumerate(observer.stacks)
+        ]
+        return terms
 
-    def _collect(self, value: Tensor) -> Terms:
+    def _find_made(self) -> None:
+        """Find the positions of each stack that were made of images or sound: all that were made of no token."""
+        stacks = self.observer.stacks
+        for stack in stacks:
+            entrance = stack.entrance
+            if stack.root is None or entrance.before is None or entrance.made is not None or not self._sees:
+                continue
+            entrance.made = ~self.observer.positions_of_text(stack)
+            entrance.after_tower = any(s.entrance.media and s.entrance.layer < entrance.layer for s in stacks)
+
+    def _carry_on(self, reached: list[bool]) -> None:
+        """Continue the backward pass from the positions that an earlier stack made, through that stack."""
+        stacks = self.observer.stacks
+        for stack in reversed(stacks):
+            entrance = stack.entrance
+            if entrance.made is None or not entrance.after_tower or stack.leaf.grad is None or entrance.before is None:
+                continue
+            chosen = entrance.made.movedim((0, 1), entrance.axes)
+            chosen = chosen.reshape(*chosen.shape, *[1] * (stack.leaf.ndim - 2)).to(stack.leaf.device)
+            before = [s.leaf for s in stacks if s.entrance.layer < entrance.layer]
+            onwards = torch.where(chosen, stack.leaf.grad, 0.0)
+            gradients = torch.autograd.grad(entrance.before, before, onwards, retain_graph=True, allow_unused=True)
+            for leaf, gradient in zip(before, gradients, strict=True):
+                if gradient is not None:
+                    leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        for number, stack in enumerate(stacks):
+            reached[number] = stack.leaf.grad is not None
+
+    def _collect(self, value: Tensor, through: bool) -> Terms:
         observer = self.observer
         rows = observer.rows
         zero = torch.zeros(rows, dtype=torch.float64)
         tokens: list[Tensor] = []
         for stack in observer.stacks:
             gradient = stack.leaf.grad if stack.leaf.grad is not None else torch.zeros_like(stack.leaf)
-            stack.entrance.given = by_position(stack.leaf.detach(), gradient, stack.entrance.axes)
+            entrance = stack.entrance
+            entrance.given = by_position(stack.leaf.detach(), gradient, entrance.axes, entrance.items)
         observer.to_host()
         for stack in observer.stacks:
             assert stack.entrance.given is not None, "the entrance of a stack was read above"
-            tokens.append(stack.entrance.given.clone())
+            given = stack.entrance.given.clone()
+            if through and stack.entrance.made is not None and stack.entrance.after_tower:
+                given = given.masked_fill(stack.entrance.made, 0.0)
+            tokens.append(given)
+        entered = [given.sum(1) for given in tokens]  # by the vectors of each stack's own inputs
         looked_up: list[tuple[int, Tensor]] = []
         for side, root in zip(observer.root_stacks(), observer.roots, strict=True):
             if root.leaf.grad is None:
@@ -232,9 +293,9 @@ class Run:
         for entrance in observer.entrances:
             states = zero.unsqueeze(1) if entrance.given is None else entrance.given
             total = states.sum(1)
-            for other in observer.stacks:
-                if other.entrance.layer > entrance.layer and other.entrance.given is not None:
-                    total = total + other.entrance.given.sum(1)
+            for other, given in zip(observer.stacks, entered, strict=True):
+                if other.entrance.layer > entrance.layer:
+                    total = total + given
             for place, given in observer.constants:
                 if place.layer >= entrance.layer:
                     total = total + given
@@ -279,6 +340,8 @@ class Run:
                 if gradient is not None:
                     reached = True
                     _add_positions(given, self._beyond_mean(root, gradient))
+            if reached and stack.entrance.made is not None:  # what is no word has no average word
+                given = torch.where(stack.entrance.made, tokens[side], given)
             found.append(given if reached else None)
         observer.constants, observer.crossings = heard
         return found
@@ -448,15 +511,20 @@ class Run:
         finally:
             self._frozen.sharing = None
 
-    def replayed(self, factors: list[Tensor], select: Select) -> Tensor:
+    def replayed(self, factors: list[Tensor], select: Select, *, through: bool = False) -> Tensor:
         """Row: the number that the frozen map gives with the input vectors multiplied by factors (stack: row position)."""
         stacks = self.observer.stacks
         moved = [factor.to(stack.leaf.device) for factor, stack in zip(factors, stacks, strict=True)]
-        observer = Observer(self._model, self._inputs, TermSelection(), Replayed(stacks, self._root_stacks, moved))
+        replayed = Replayed(stacks, self._root_stacks, moved, through)
+        observer = Observer(self._model, self._inputs, TermSelection(), replayed, self._attending)
         self._frozen.listener = observer
         self._frozen.replay()
         with _nothing_saved():
             return select(run_frozen(self._model, self._inputs, self._frozen, observer)).detach().cpu().double()
+
+
+def _name_of(root: Root | None) -> str:
+    return "" if root is None else root.positions.name
 
 
 def _add_positions(tokens: Tensor, given: Tensor) -> None:
@@ -502,6 +570,8 @@ def _followed(name: str, value: Any, observer: Observer) -> Any:
         return value
     if name.endswith("input_ids"):
         return mark_ids(value, name)
+    if value.is_floating_point() and modality_of(name) in ("vision", "audio"):
+        return mark_media(value, name)
     if value.is_floating_point() and value.ndim >= 3 and not is_shared(name) and not name.startswith("encoder_"):
         return observer.add_root(Root(0, Positions(name), value, (0, 1)))
     return value

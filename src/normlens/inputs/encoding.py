@@ -31,6 +31,7 @@ class EncodedText:
     target: Tokens | None = None
     written: tuple[int, ...] | None = None  # the target token that stands to be written at each target position
     notes: Json = field(default_factory=dict)  # for the provenance
+    media: dict[str, Tensor] = field(default_factory=dict)  # images or sound, and what else a processor made
 
     def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
         """The tokens that stand at the query and at the key axis of a kind of site."""

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from normlens.anatomy.description import Site
+from normlens.anatomy.inputs import holds_media, modality_of
 from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
 from normlens.types import ModelInputs
@@ -37,6 +38,7 @@ class Positions:
     looked_at: Bool[Tensor, "batch position"] | None  # by cross-attention
     two_sided: bool
     words: RowWords | None = None
+    with_media: bool = False  # whether there is text beside images or sound
     _known: dict[tuple[Kind, int, int, int], RealPositions] = field(default_factory=dict)
 
     @classmethod
@@ -46,7 +48,8 @@ class Positions:
         # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.
         source, target, states = (m.bool().cpu() if isinstance(m, Tensor) and m.ndim == 2 else None for m in masks)
         # A decoder that is handed states of a source has their mask under a name of its own.
-        return cls(source, target, source if two_sided else states, two_sided, words)
+        text = any(modality_of(name) == "text" for name in inputs)
+        return cls(source, target, source if two_sided else states, two_sided, words, text and holds_media(inputs))
 
     @property
     def last(self) -> Tensor | None:
@@ -58,13 +61,17 @@ class Positions:
         shape = (site.kind, batch, queries, keys)
         if shape in self._known:
             return self._known[shape]
-        if site.kind != "cross" and queries != keys:
+        if not site.is_cross and queries != keys:
             raise InputError(
                 f"{site} has {queries} queries and {keys} keys (are states of an earlier pass among the inputs?); "
                 "pass the whole sequence and leave them out"
             )
         by_query = self.target if self.two_sided and site.kind != "encoder" else self.source
-        by_key = self.looked_at if site.kind == "cross" else by_query
+        by_key = self.looked_at if site.is_cross else by_query
+        if self.with_media:  # padding masks of text say nothing of patches and frames
+            by_query, by_key = (
+                mask if text else None for mask, text in zip((by_query, by_key), site.of_text, strict=True)
+            )
         found = []
         for axis, mask, length in (("query", by_query, queries), ("key", by_key, keys)):
             fits = mask is not None and tuple(mask.shape) == (batch, length)

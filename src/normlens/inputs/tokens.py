@@ -5,6 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normlens.inputs.places import Place
 
 #: What tokenizers put before a word or a continuation, and what people do not read.
 _WORD_START = ("▁", "Ġ")
@@ -37,6 +41,7 @@ class Tokens:
     ids: tuple[int, ...]
     strings: tuple[str, ...]
     words: tuple[int, ...]
+    places: tuple[Place, ...] = ()  # of positions among which some are no text
 
     def word_strings(self) -> tuple[str, ...]:
         """Each word as people would write it."""

@@ -61,7 +61,7 @@ class SitePlan:
         names = tuple(name for name in measures if end is not None or MEASURES[name].reach == "block")
         ratios = tuple(name for name in mixing if end is not None or MEASURES[name].reach == "block")
         pairs = needed(names, ratios, by_word)
-        if site.kind == "cross":  # there no key is the query's own
+        if site.is_cross:  # there no key is the query's own
             pairs = replace(pairs, own=False)
         places = [*site.places, *(step.place for step in site.inner if isinstance(step, Gate))]
         if site.stream_weights is not None:
@@ -270,7 +270,7 @@ def kept_bytes(request: Request, lengths: Sequence[tuple[int, int]]) -> int:
 
 def _numbers(site: Site, request: Request, source: int, target: int) -> int:
     queries = source if site.kind == "encoder" or not target else target
-    axes = {"head": site.heads, "query": queries, "key": source if site.kind == "cross" else queries}
+    axes = {"head": site.heads, "query": queries, "key": source if site.is_cross else queries}
     total = queries * len(request.mixing)
     for name in request.measures:
         count = 1

@@ -251,7 +251,7 @@ class SiteMeasuring:
 def _samples(capture: SiteCapture, real: RealPositions) -> Samples:
     """The pairs that the proof will rebuild."""
     site = capture.site
-    return pick_pairs(real.queries, real.keys, diagonal=site.kind != "cross", seed=site.layer)
+    return pick_pairs(real.queries, real.keys, diagonal=not site.is_cross, seed=site.layer)
 
 
 def _inner_steps(capture: SiteCapture, dtype: torch.dtype) -> list[Step | Tensor]:
@@ -306,7 +306,7 @@ def build_block(capture: SiteCapture, pairs: PairResults, gate: Tensor | None, d
         norm=prepared.norm,
         normalized=None if site.normalized is None else tensors[site.normalized],
         x=tensors[site.x],
-        self_attends=site.kind != "cross",
+        self_attends=not site.is_cross,
         gate=gate,
         stream_weights=stream_weights,
         output_check=prepared.output_check,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import xarray as xr
 from matplotlib.figure import Figure
 
+from normlens.anatomy.kinds import is_cross
 from normlens.measures.table import HEAD_MAPS, MAPS, MIXING
 from normlens.plots.arrays import Diagonal, chosen_layers, numbering
 from normlens.plots.figure import save_figure
@@ -29,7 +30,7 @@ def save_all(analysis: Analysis, folder: Path) -> list[Path]:
     files: list[Path] = []
     for kind, dataset in analysis.sites.items():
         prefix = f"{kind}_" if len(analysis.sites) > 1 else ""
-        for name, figure in pictures(dataset, f"{kind} sites · {analysis.provenance_line()}", cross=kind == "cross"):
+        for name, figure in pictures(dataset, f"{kind} sites · {analysis.provenance_line()}", cross=is_cross(kind)):
             files += save_figure(figure, folder / f"{prefix}{name}")
     return files
 

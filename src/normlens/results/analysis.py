@@ -14,8 +14,9 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from normlens.anatomy.kinds import Kind
-from normlens.errors import InputError
+from normlens.anatomy.kinds import Kind, is_cross, of_image
+from normlens.errors import AnatomyError, InputError
+from normlens.inputs.places import coordinates
 from normlens.measures.table import MAPS, MEASURES, MIXING, PROOF, RESIDUAL, no_self_part
 from normlens.provenance import references
 from normlens.results.base import Result, array_rows, tidy
@@ -162,7 +163,7 @@ class Analysis(Result["SiteAnalysis"]):
         from normlens.plots.maps import plot_map, plot_maps
 
         chosen = self._only if site is None else self.site(site)
-        cross = chosen.kind == "cross"
+        cross = is_cross(chosen.kind)
         line = self.provenance_line()
         if layer is not None:
             kept = [name for name in MAPS if name in chosen.dataset]
@@ -248,7 +249,7 @@ class SiteAnalysis:
         """The mixing ratio of a map, (layer, query)."""
         if name not in MAPS:
             raise InputError(f"a mixing ratio belongs to one of {', '.join(MAPS)}, got {name!r}")
-        if self.kind == "cross" and not MEASURES[name].crosses:
+        if is_cross(self.kind) and not MEASURES[name].crosses:
             raise no_self_part(name)
         return self._kept(MIXING, name, f"call analyze(mixing=[{name!r}])")
 
@@ -258,7 +259,7 @@ class SiteAnalysis:
         Each sequence is rolled out by itself: in an encoder-decoder model the encoder's maps and the decoder's, each onto
         its own tokens. Maps of cross-attention lead from one sequence to the other and have no product.
         """
-        if self.kind == "cross":
+        if is_cross(self.kind):
             raise InputError(
                 'cross-attention has no rollout: it leads from the target to the source; use site("encoder") '
                 'or site("decoder")'
@@ -269,7 +270,7 @@ class SiteAnalysis:
 
     def residual_norm(self, name: str = "attnresln_n") -> xr.DataArray:
         """The norm of the residual beside the source positions, (layer, query); cross-attention only."""
-        if self.kind != "cross":
+        if not is_cross(self.kind):
             raise InputError(
                 f"{self.kind} sites hold the residual on the diagonal; residual_norm() is for cross-attention"
             )
@@ -345,11 +346,11 @@ class AnalysisBuilder:
         self._travelling: tuple[SiteResult, HostCopies] | None = None
         #: By mask, which is kept with them: each row's real positions, a slice where there is no padding.
         self._real: dict[int, tuple[Tensor, list[slice | np.ndarray]]] = {}
-        self.masks: dict[Kind, tuple[Tensor, Tensor]] = {}  #: of the queries and keys of each kind of site
+        self._masks: dict[Kind, tuple[Tensor, Tensor]] = {}  # of the queries and keys of each kind of site
 
     def update(self, result: SiteResult, block: object) -> None:
         """OnSite one site; of its block nothing is kept."""
-        self.masks[result.kind] = result.query_mask, result.key_mask
+        self._masks[result.kind] = result.query_mask, result.key_mask
         self._unpack()  # what was sent with the site before has arrived: the host has waited for this one's proof since
         if result.words:
             self._take_words(result)
@@ -372,7 +373,30 @@ class AnalysisBuilder:
         for kind, layers in self._layers[row].items():
             labels = [side.word_strings() if by_word else side.strings for side in sides[kind]]
             sites[kind] = _dataset(layers, *labels)
+            for axis, side in zip(("query", "key"), sides[kind], strict=True):
+                if side.places:
+                    sites[kind] = sites[kind].assign_coords(coordinates(side.places, axis))
         return Analysis(sites, record)
+
+    def masks_of(self, row: int) -> dict[Kind, tuple[Tensor, Tensor]]:
+        """The masks of a row's queries and keys, by kind of site; one for each of several images."""
+        found = {}
+        for kind, (queries, keys) in self._masks.items():
+            each = self._items_of_row(len(queries))
+            for number in range(each):
+                item = row * each + number
+                found[of_image(kind, number)] = queries[item], keys[item]
+        return found
+
+    def _items_of_row(self, batch: int) -> int:
+        """The number of items that a row has in a batch: several images of one row stand in a batch of their own."""
+        each, rest = divmod(batch, len(self._layers))
+        if rest or (each > 1 and len(self._layers) > 1):
+            raise AnatomyError(
+                f"a site has {batch} items for {len(self._layers)} rows, so that it is not known whose they are; pass one "
+                "row at a time"
+            )
+        return each
 
     def _unpack(self) -> None:
         """Cut what has arrived into rows."""
@@ -387,16 +411,18 @@ class AnalysisBuilder:
             if id(mask) not in self._real:
                 self._real[id(mask)] = mask, [slice(None) if row.all() else row.nonzero()[0] for row in mask.numpy()]
         queries, keys = (self._real[id(mask)][1] for mask in masks)
-        for row, layers in enumerate(self._layers):
+        each = self._items_of_row(len(result.proof))
+        for item in range(len(result.proof)):
+            row, number = divmod(item, each)
             found = {
-                name: array[row][..., queries[row], :][..., keys[row]]
+                name: array[item][..., queries[item], :][..., keys[item]]
                 if "query" in MEASURES[name].axes
-                else array[row][..., keys[row]]
+                else array[item][..., keys[item]]
                 for name, array in arrays.items()
             }
-            found |= {name: array[row][queries[row]] for name, array in by_query.items()}
-            found[PROOF] = np.asarray(float(result.proof[row]))
-            layers[result.kind][result.layer] = found
+            found |= {name: array[item][queries[item]] for name, array in by_query.items()}
+            found[PROOF] = np.asarray(float(result.proof[item]))
+            self._layers[row][of_image(result.kind, number)][result.layer] = found
 
     def _take_words(self, result: SiteResult) -> None:
         for row, (layers, words) in enumerate(zip(self._layers, result.words, strict=True)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normlens.anatomy.kinds import is_cross
 from normlens.inputs.tokens import readable, readable_tokens
 from normlens.io.escapes import visible
 from normlens.measures.table import MAPS, MIXING
@@ -86,9 +87,9 @@ def sources_of_tokens(site: SiteAnalysis, most: int = 3) -> list[Sources]:
     keys = [readable(token) for token in site.key_tokens]
     rows = []
     for i, token in enumerate(site.query_tokens):
-        order = [j for j in np.argsort(-shares[i]).tolist() if site.kind == "cross" or j != i]
+        order = [j for j in np.argsort(-shares[i]).tolist() if is_cross(site.kind) or j != i]
         others = tuple((keys[j], float(shares[i, j])) for j in order[:most] if shares[i, j] > 0)
-        itself = 0.0 if site.kind == "cross" else float(shares[i, i])
+        itself = 0.0 if is_cross(site.kind) else float(shares[i, i])
         rows.append(Sources(readable(token), name, itself, others))
     return rows
 
@@ -115,7 +116,7 @@ def _site_tables(site: SiteAnalysis) -> Iterator[RenderableType]:
     rows = sources_of_tokens(site)
     if not rows:
         return
-    own = [] if site.kind == "cross" else ["itself"]
+    own = [] if is_cross(site.kind) else ["itself"]
     title = f"What each token draws on most, mean over layers ({rows[0].measure}, share of its row)"
     table = new_table(title, ["token", *own, "others"], right=own)
     for row in rows[:_QUERIES]:

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from normlens.anatomy.kinds import KIND_TITLES, KINDS
+from normlens.anatomy.kinds import in_order, kind_title
 from normlens.errors import InputError
 from normlens.inputs.tokens import readable_tokens, sentence
 from normlens.types import Json
@@ -61,7 +61,7 @@ def explanation_page(explanation: Explanation) -> Json:
         "limit": DRAWN_TOKENS,
         "provenance": plain(flat_record(kept, {})),
         "measures": {},
-        "sites": [_site(name, sites) for name in KINDS if name in sites],
+        "sites": [_site(name, sites) for name in in_order(sites)],
         "explanation": plain(_question(explanation)),
     }
 
@@ -150,7 +150,7 @@ def _site(name: str, sites: Mapping[str, _Terms]) -> Json:
     headed = next((terms[part] for part in ("heads", "edges") if part in terms), None)
     return {
         "name": name,
-        "title": KIND_TITLES[name],  # type: ignore[index]
+        "title": kind_title(name),
         "layers": [] if layered is None else numbers_of(layered, "layer"),
         "heads": [] if headed is None else numbers_of(headed, "head"),
         "query": axis_data(query, "key", query.sizes["key"]) | {"spaces": side_tokens(query)[1]},

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from normlens.anatomy.kinds import KIND_TITLES, KINDS, Kind
+from normlens.anatomy.kinds import KINDS, TOWERS, Kind, in_order, is_cross, is_kind, kind_title
 from normlens.errors import InputError
 from normlens.inputs.tokens import is_special, readable_tokens, sentence, words_by_marks
 from normlens.measures.table import HEAD_MAPS, MAPS, MEASURES, MIXING
@@ -67,10 +67,10 @@ def page_data(
     `key_word` (-1: no word). `span` keeps the positions `start <= i < stop` only; `heads=False` leaves the maps per
     head out, `heads=True` keeps them however heavy, and `None` leaves out only what would make the page too heavy.
     """
-    unknown = sorted(set(sites) - set(KINDS))
+    unknown = sorted(name for name in sites if not is_kind(name))
     if unknown or not sites:
-        raise InputError(f"sites must be among {', '.join(KINDS)}, got {unknown or 'none'}")
-    read = [_SiteMaps.read(name, sites[name], span, heads) for name in KINDS if name in sites]
+        raise InputError(f"sites must be among {', '.join((*KINDS, *TOWERS))}, got {unknown or 'none'}")
+    read = [_SiteMaps.read(name, sites[name], span, heads) for name in in_order(sites)]
     form = _form_that_fits(read, heads)
     return {
         "format": FORMAT,
@@ -166,7 +166,7 @@ class _SiteMaps:
                 values[layer, head] = 0.0
         about = {
             "name": name,
-            "title": KIND_TITLES[name],
+            "title": kind_title(name),
             "layers": numbers_of(data, "layer"),
             "heads": numbers_of(data, "head") if "head" in data.dims else [],
             "query": axis_data(data, "query", total["query"]),
@@ -195,7 +195,7 @@ class _SiteMaps:
     def own_apart(self, measure: str) -> bool:
         """Does the map have an own part on its diagonal, which stands apart from the rest?"""
         shape = self.maps[measure].shape
-        return self.name != "cross" and measure not in HEAD_MAPS and shape[-1] == shape[-2]
+        return not is_cross(self.name) and measure not in HEAD_MAPS and shape[-1] == shape[-2]
 
     def packed(self, layers: Encoding, heads: Encoding | None) -> Json:
         """The site in the page's form."""
@@ -207,7 +207,7 @@ class _SiteMaps:
                 omitted[measure] = f"left out so that the page stays below {PAGE_BYTES / 1e6:.0f} MB; {_REMEDY}"
                 continue
             stored = self.rules.get(measure) or pack_layers(values, form, own_apart=self.own_apart(measure))
-            maps[measure] = stored | _tops(values, self_attention=self.name != "cross") | _sign(values)
+            maps[measure] = stored | _tops(values, self_attention=not is_cross(self.name)) | _sign(values)
         site = self.about | {
             "maps": maps,
             "ratios": {m: pack_layers(values) | _sign(values) for m, values in self.ratios.items()},
@@ -270,10 +270,10 @@ def _rules(maps: Mapping[str, NDArray[Any]], f_norm: NDArray[Any] | None, site: 
             rules["af_norm"] = {"rule": "alpha_f_norm"}
     if {"attnres_w", "attn_w"} <= set(maps):
         weights, values = maps["attn_w"], maps["attnres_w"]
-        if site == "cross" or values.shape[-2] == values.shape[-1]:
-            own = 0.0 if site == "cross" else 0.5 * np.eye(values.shape[-1])
+        if is_cross(site) or values.shape[-2] == values.shape[-1]:
+            own = 0.0 if is_cross(site) else 0.5 * np.eye(values.shape[-1])
             if confirmed(values, lambda i: 0.5 * weights[i] + own):
-                rules["attnres_w"] = {"rule": "half_attn_w" if site == "cross" else "half_attn_w_half_self"}
+                rules["attnres_w"] = {"rule": "half_attn_w" if is_cross(site) else "half_attn_w_half_self"}
     if {"attnresln_n", "attnres_n"} <= set(maps) and confirmed(maps["attnresln_n"], lambda i: maps["attnres_n"][i]):
         rules["attnresln_n"] = {"rule": "same", "of": "attnres_n"}
     return rules
