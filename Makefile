@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-stamp
-EXTRAS := .[fast,notebook,corpus,ray,translation,gguf]
+EXTRAS := .[fast,notebook,corpus,ray,translation,gguf,media]
 
 # The demo has an environment of its own, with what it needs and no more: 1.6 GB, more than half of it PyTorch.
 DEMO   := .venv-demo

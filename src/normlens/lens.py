@@ -26,12 +26,13 @@ from normlens.anatomy.loading import (
     model_and_tokenizer,
     split_processor,
 )
-from normlens.anatomy.scope import PassScope, one_pass_at_a_time
+from normlens.anatomy.scope import SEED, PassScope, is_seeded, one_pass_at_a_time
 from normlens.anatomy.traced_model import TracedModel
 from normlens.decompose.singular_values import Variant
-from normlens.errors import CallbackError, InputError
+from normlens.errors import CallbackError, InputError, unexpected_keyword
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, as_lists, pad_rows
-from normlens.inputs.labels import InputLabels, check_media_rows
+from normlens.inputs.labels import InputLabels, check_media_rows, images_in
+from normlens.inputs.media import MediaEncoder, MediaOptions, batches_of, joined
 from normlens.inputs.places import PlaceReader
 from normlens.io.remote import AnyPath
 from normlens.measures.request import AnalyzeOptions, Request, check_fits
@@ -130,6 +131,11 @@ class Lens:
         return self.processor if inner is None else inner
 
     @cached_property
+    def media(self) -> MediaEncoder:
+        """Turns images and sound into inputs for this model."""
+        return MediaEncoder(self.processor, self.tokenizer, two_sided=self.traced.two_sided)
+
+    @cached_property
     def encoder(self) -> TextEncoder:
         """Turns texts into sequences for this model."""
         return TextEncoder(self.model, self.tokenizer)
@@ -153,7 +159,7 @@ class Lens:
     @overload
     def analyze(
         self,
-        text: str,
+        text: str | None = None,
         pair: str | None = None,
         target: str | None = None,
         *,
@@ -196,7 +202,7 @@ class Lens:
 
     def analyze(
         self,
-        text: Text | Sequence[Text],
+        text: Text | Sequence[Text] | None = None,
         pair: Text | Sequence[Text] | None = None,
         target: Text | Sequence[Text] | None = None,
         *,
@@ -210,11 +216,12 @@ class Lens:
         truncate: bool = False,
         batch_size: int = 8,
         progress: Callable[[int, int], None] | None = None,
+        **media: Unpack[MediaOptions],
     ) -> Analysis | list[Analysis]:
-        """Analyse one text, or a list of texts.
+        """Analyse one text, image or recording, or a list of them.
 
         Args:
-            text: A text, or a list of texts.
+            text: A text, or a list of texts; None for images or sound alone.
             pair: A second segment, as in `[CLS] text [SEP] pair [SEP]`.
             target: The text that an encoder-decoder model is made to write.
             measures: Names of measures; by default the nine standard ones. Maps through the feed-forward block cost about
@@ -228,11 +235,24 @@ class Lens:
             truncate: Cut a text that is too long for the model.
             batch_size: Texts in a forward pass.
             progress: Called with the number of texts that are done and of all texts; where all are one batch, with sites.
+            **media: `images` (paths, PIL images, arrays), `audio` (paths of WAV files, or samples) and the
+                `sampling_rate` of samples. With a text they belong to it; without one, a list is several inputs.
 
         Returns:
-            One `Analysis` for one text, a list in the same order for a list.
+            One `Analysis` for one input, a list in the same order for a list.
+
+        Raises:
+            InputError: The inputs or the options do not fit the model.
+            AnatomyError: The structure of the model cannot be read.
+            DecompositionError: The parts do not rebuild what the model computed.
         """
         check_batch_size(batch_size)
+        if media:
+            options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
+            unused = {"pair": pair, "words": words, "generate": generate, "pretokenized": pretokenized}
+            return self._analyze_media(text, target, media, options, unused, batch_size)
+        if text is None:
+            raise InputError("text is missing; pass a text, images=… or audio=…")
         single, items = as_lists(text, pair, target, pretokenized)
         options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, options)
@@ -254,6 +274,35 @@ class Lens:
             if progress is not None and not one_batch:
                 progress(min(start + batch_size, len(order)), len(order))
         return analyses[0] if single else [analyses[i] for i in range(len(encoded))]
+
+    def _analyze_media(
+        self, text: Any, target: Any, media: MediaOptions, options: Options, unused: Options, batch_size: int
+    ) -> Analysis | list[Analysis]:
+        """Analyse images or sound, with or without text."""
+        for name in media:
+            if name not in MediaOptions.__optional_keys__:
+                raise unexpected_keyword("analyze", name, AnalyzeOptions.__optional_keys__)
+        for name, value in unused.items():
+            if value:
+                raise InputError(f"{name} cannot be used with images or audio; leave it out")
+        single, rows = self.media.rows(text, media)
+        targets = target if isinstance(target, list | tuple) else [target] * len(rows)
+        if len(targets) != len(rows):
+            raise InputError(f"got {len(rows)} rows and {len(targets)} targets; each row needs its target")
+        for number, written in enumerate(targets):
+            if written is not None:
+                shifted, _, _ = self.encoder.target(written, truncate=False, pretokenized=False)
+                decoder = {"decoder_input_ids": torch.tensor([shifted.ids])}
+                row = rows[number]
+                rows[number] = replace(row, inputs=row.inputs | decoder, notes=row.notes | {"target": written})
+        first = next(self.traced.body.parameters())
+        analyses: list[Analysis] = []
+        for batch in batches_of(rows, batch_size):
+            self.traced.refresh()
+            chosen = [rows[i] for i in batch]
+            inputs = joined(chosen, first.device, first.dtype)
+            analyses += self._analyze_batch(inputs, None, options, notes=[row.notes for row in chosen])
+        return analyses[0] if single else analyses
 
     def stream(
         self,
@@ -371,15 +420,17 @@ class Lens:
         """Explain one number that the model puts out: how much each input, head and layer contributed to it, exactly.
 
         Args:
-            text: A text, or a list of texts.
+            text: A text, or a list of texts; None for images or sound alone.
             pair: A second segment.
             target: The text that an encoder-decoder model is made to write.
             **options: The number: `output` (a token, a label or its number; by default the model's own choice),
                 `against` (explain the difference of two outputs), `position`, or `direction` (a vector on a state).
                 Chats and documents: `messages` in place of a text, with `tools`; `sources`, texts by name that the text
                 or the messages place as `{name}`. What the model writes: `generate`, `max_new_tokens`, and `seed` to
-                draw it. The rules: `attention` (`fixed` or `integrated`), `baseline` (`mean` or `zero`). The result:
-                `parts`, `edges_top`. How it runs: `pretokenized`, `truncate`, `batch_size`, `progress`.
+                draw it. Images and sound: `images`, `audio`, `sampling_rate`, as in `analyze`, and `through` ("vision" or
+                "audio") to carry the terms of a language model's image positions on to the patches. The rules:
+                `attention` (`fixed` or `integrated`), `baseline` (`mean` or `zero`). The result: `parts`, `edges_top`. How
+                it runs: `pretokenized`, `truncate`, `batch_size`, `progress`.
 
         Returns:
             One `Explanation` for one text or chat, a list for a list.
@@ -508,6 +559,7 @@ class Lens:
         rows: Sequence[EncodedText] | None,
         options: Options,
         progress: Callable[[int, int], None] | None = None,
+        notes: Sequence[Json] | None = None,
     ) -> list[Analysis]:
         """Analyse one batch: one analysis per row.
 
@@ -516,6 +568,7 @@ class Lens:
             rows: The texts it was made of; None: the user prepared the inputs.
             options: The request.
             progress: Called with the sites done and the sites in all.
+            notes: For the provenance of each row, where they are no texts.
         """
 
         check_media_rows(getattr(self.model, "config", None), inputs)
@@ -526,18 +579,21 @@ class Lens:
                 request = self._request(anatomy, options)
                 count = len(rows) if rows is not None else rows_of(inputs)
                 report = None if progress is None else _guarded(progress)
-                builder = AnalysisBuilder(count, len(request.sites), report)
+                builder = AnalysisBuilder(count, len(request.sites), report, images=images_in(inputs))
                 words = _row_words(anatomy.kinds, rows) if request.words is not None and rows is not None else None
                 error = run(self.traced, inputs, request, builder.update, prepared=rows is None, words=words)
                 labels = self.labels(inputs)
                 analyses = []
                 for n in range(count):
-                    text = None if rows is None or rows[n].media else rows[n]
+                    text = None if rows is None else rows[n]
+                    noted = text.notes if text is not None else notes[n] if notes is not None else {}
                     tokens = {}
                     for kind, (queries, keys) in builder.masks_of(n).items():
                         tokens[kind] = labels.sides(kind, n, queries, keys) if text is None else text.sides(kind)
                     record = {"model": self.traced.description(), **deepcopy(request.record)}
-                    record |= {"output_check": error, **({} if rows is None else rows[n].notes)}
+                    record |= {"output_check": error, **noted}
+                    if is_seeded(self.model):
+                        record["pass_seed"] = SEED
                     analyses.append(builder.result(n, tokens, record, by_word=request.words is not None))
                 return analyses
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from normlens.anatomy.interface import (
 )
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
-from normlens.anatomy.scope import PassScope, unfused
+from normlens.anatomy.scope import PassScope, seed_passes, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
 from normlens.types import Kwargs, ModelInputs
@@ -49,7 +50,14 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 def backbone(model: nn.Module) -> nn.Module:
     """The part of a model that holds its attention, without the task head that nobody asked about."""
     base = getattr(model, "base_model", model)
-    return base if isinstance(base, nn.Module) else model
+    if not isinstance(base, nn.Module):
+        return model
+    own = inspect.signature(model.forward).parameters
+    for name, parameter in inspect.signature(base.forward).parameters.items():
+        plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY)
+        if plain and parameter.default is parameter.empty and name not in own:
+            return model  # a part that takes what another part of the model makes
+    return base
 
 
 def examine(model: nn.Module, inputs: ModelInputs | None = None) -> Anatomy:
@@ -86,6 +94,8 @@ def trace_pass(
             layers.watch(scope)
         recorder.watch(scope)
         model(**run_arguments(model, few_tokens(model) if inputs is None else clone_inputs(dict(inputs))))
+    if recorder.trace.draws:
+        seed_passes(model)
 
 
 def few_tokens(model: nn.Module) -> dict[str, Tensor]:
@@ -96,7 +106,8 @@ def few_tokens(model: nn.Module) -> dict[str, Tensor]:
     size = next((size for size in sizes if isinstance(size, int)), None)
     if not isinstance(size, int):
         raise AnatomyError(
-            f"{family_of(model)!r} has no vocabulary to read it on; pass inputs of its own to analyze_inputs()"
+            f"{family_of(model)!r} has no vocabulary and reads no text; pass images=… or audio=…, or prepared tensors to "
+            "analyze_inputs()"
         )
     source, target = _lengths(model)
     special = _special_ids(config)

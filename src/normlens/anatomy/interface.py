@@ -94,10 +94,12 @@ def is_standard(call: AttentionCall, output: Tensor, alpha: Tensor) -> bool:
     inputs = call.standard()
     if inputs is None or call.query.shape[1] % call.key.shape[1] or alpha.ndim != 4:
         return False
-    seen: list[Tensor] = []
-    ours = attend(inputs, lambda block, start: seen.append(block))
     weights = torch.zeros_like(alpha)
-    weights[..., : seen[0].shape[-1]] = seen[0]
+
+    def keep(block: Tensor, start: int) -> None:
+        weights[..., start : start + block.shape[-2], : block.shape[-1]] = block
+
+    ours = attend(inputs, keep)
     tolerance = 64 * torch.finfo(output.dtype).eps
     return _close(ours, output, tolerance) and _close(weights, alpha, tolerance)
 
@@ -119,12 +121,14 @@ _false_hides: ContextVar[bool] = ContextVar("normlens_false_hides", default=True
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
     """The eager attention function that this module's own modelling code would fall back to."""
     for owner in type(module).__mro__:
-        forward = vars(owner).get("forward")
-        names = getattr(inspect.unwrap(forward), "__globals__", {}) if forward is not None else {}
-        for scope in (names, vars(sys.modules[owner.__module__])):
-            if "eager_attention_forward" in scope:
-                function: Callable[..., tuple[Tensor, Tensor]] = scope["eager_attention_forward"]
-                return function
+        forward = inspect.unwrap(vars(owner).get("forward"))  # type: ignore[arg-type]
+        code = getattr(forward, "__code__", None)
+        used = [name for name in getattr(code, "co_names", ()) if name.endswith("eager_attention_forward")]
+        for scope in (getattr(forward, "__globals__", {}), vars(sys.modules[owner.__module__])):
+            for name in (*used, "eager_attention_forward"):
+                if name in scope:
+                    function: Callable[..., tuple[Tensor, Tensor]] = scope[name]
+                    return function
     raise AnatomyError(
         f"{type(module).__name__} in {type(module).__module__} has no `eager_attention_forward` beside it; see "
         "docs/adding_a_family.md"

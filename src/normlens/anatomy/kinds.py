@@ -25,7 +25,7 @@ def is_cross(kind: Kind) -> bool:
     >>> is_cross("cross"), is_cross("vision_cross"), is_cross("vision")
     (True, True, False)
     """
-    return kind.rpartition("_")[2] == "cross"
+    return "cross" in kind.split("_")
 
 
 def is_kind(name: str) -> bool:
@@ -47,18 +47,24 @@ def of_image(kind: Kind, number: int) -> Kind:
     """Return the name of a tower's site for one of several images of a row, numbered from 0.
 
     >>> of_image("vision", 0), of_image("vision_cross", 1)
-    ('vision', 'vision_image2_cross')
+    ('vision', 'vision_cross_image2')
     """
-    if not number:
-        return kind
-    tower, _, rest = kind.partition("_")
-    return "_".join(part for part in (tower, f"image{number + 1}", rest) if part)
+    return with_part(kind, f"image{number + 1}") if number else kind
+
+
+def with_part(kind: Kind, part: str) -> Kind:
+    """Return the name of a part of a kind of site.
+
+    >>> with_part("vision_cross", "stack2")
+    'vision_cross_stack2'
+    """
+    return f"{kind}_{part}"
 
 
 def item_of(kind: Kind) -> int:
     """Return the number of the image in a name that `of_image` gave, from 0.
 
-    >>> item_of("vision"), item_of("vision_image2_cross")
+    >>> item_of("vision"), item_of("vision_cross_image2")
     (0, 1)
     """
     numbers = [part.removeprefix("image") for part in kind.split("_") if part.startswith("image")]

@@ -84,6 +84,7 @@ class LayerFollower:
         self.skipped: set[nn.Module] = set()
         self.continues = False  # whether another layer of the same list ran before the one that begins
         self.beginning = 0  # the list of the layer that begins
+        self.module: nn.Module | None = None  # the layer that begins
         self._members, self._begin = layer_members(model), begin
         self._depth = 0
         self._companions: set[int] = set()
@@ -114,7 +115,7 @@ class LayerFollower:
             self._depth += 1
             try:
                 if self._depth == 1 and not self._is_companion(member):
-                    self.beginning = member.list
+                    self.beginning, self.module = member.list, module
                     leading = self._leading.get(member.parent)
                     self.continues = (
                         leading is not None and leading.list == member.list and member.index > leading.index

@@ -11,12 +11,12 @@ hybrid stack leaves gaps where a layer has no attention.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from normlens.anatomy.inputs import modality_of
-from normlens.anatomy.kinds import Kind
+from normlens.anatomy.kinds import Kind, with_part
 from normlens.anatomy.operations import LAYOUT
 from normlens.anatomy.trace import AttentionEvent, Trace, Value
 from normlens.errors import AnatomyError
@@ -77,7 +77,21 @@ def site_names(trace: Trace, kinds: Sequence[Kind]) -> list[SiteName]:
         read = {given[number] for number in given if number in trace.ancestors(event.value)}
         text = not beyond_text or not made_of[stack] <= beyond_text
         names.append(SiteName(kind, (text, not beyond_text or not read <= beyond_text if cross else text)))
-    return names
+    return _apart(trace, stacks, names) if beyond_text else names
+
+
+def _apart(trace: Trace, stacks: Sequence[str], names: Sequence[SiteName]) -> list[SiteName]:
+    """Give attentions of one name that are over other positions names of their own: stages, and stacks of another tower."""
+    groups: dict[str, list[tuple[object, ...]]] = {}
+    found = []
+    for event, stack, name in zip(trace.attentions, stacks, names, strict=True):
+        form = (stack, *event.alpha.shape[:1], *event.alpha.shape[-2:])
+        known = groups.setdefault(name.kind, [])
+        if form not in known:
+            known.append(form)
+        number = known.index(form) + 1
+        found.append(name if number == 1 else replace(name, kind=with_part(name.kind, f"stack{number}")))
+    return found
 
 
 def _tower_names(stacks: Sequence[str], made_of: Mapping[str, set[str]]) -> dict[str, str]:
@@ -87,7 +101,7 @@ def _tower_names(stacks: Sequence[str], made_of: Mapping[str, set[str]]) -> dict
         if len(made_of[stack]) == 1 and "target" not in made_of[stack]:
             (tower,) = made_of[stack]
             before = sum(name.split("_")[0] == tower for name in names.values()) if stack else 0
-            names[stack] = f"{tower}_stack{before + 1}" if before else tower
+            names[stack] = with_part(tower, f"stack{before + 1}") if before else tower
     return names
 
 

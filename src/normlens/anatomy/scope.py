@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -102,6 +102,28 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
+#: Models that draw random numbers (ViT-MAE masks patches at random): their passes begin with one seed.
+_drawing: WeakSet[nn.Module] = WeakSet()
+SEED = 0
+
+
+def seed_passes(model: nn.Module) -> None:
+    """Begin every pass of a model that draws random numbers with the same seed, so that two passes see the same."""
+    _drawing.add(model)
+
+
+def is_seeded(model: nn.Module) -> bool:
+    """Return True if passes of a model begin with a seed."""
+    return bool(_drawing) and any(module in _drawing for module in all_modules(model))
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        yield
+
+
 class PassScope:
     """One pass through a model: holds the model's lock, runs it in eval mode, and restores all changes.
 
@@ -136,6 +158,8 @@ class PassScope:
             _set_training(training, False)
             if any(_is_compiled(module) for module in modules):
                 undo.enter_context(_uncompiled())
+            if _drawing and any(module in _drawing for module in modules):
+                undo.enter_context(_seeded())
             undo.enter_context(torch.inference_mode(False) if self._grad else nullcontext())
             undo.enter_context(torch.set_grad_enabled(self._grad))
             self._undo = undo.pop_all()

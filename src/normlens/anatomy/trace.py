@@ -19,6 +19,25 @@ from normlens.anatomy.follow import AttentionProduct, SoftmaxFollower
 from normlens.anatomy.operations import KeyPath, OpenCall, OperationKey, all_tensors, tensors_in
 from normlens.anatomy.scope import PassScope
 
+#: Operations that draw random numbers.
+_DRAWS = {
+    f"aten::{name}"
+    for name in [
+        *(
+            "rand",
+            "rand_like",
+            "randn",
+            "randn_like",
+            "randint",
+            "randint_like",
+            "randperm",
+            "bernoulli",
+            "multinomial",
+        ),
+        *("normal", "uniform", "exponential", "random"),
+    ]
+}
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -84,6 +103,7 @@ class Trace:
     attentions: list[AttentionEvent] = field(default_factory=list)
     products: int = 0  # of attention weights and values, wherever they were made
     lost: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # softmaxes that met no values
+    draws: bool = False  # whether the model draws random numbers
     changed: set[int] = field(default_factory=set)  # storages that some operation wrote into
     tensors: list[Tensor] = field(default_factory=list)  # by value; keeps them alive, so that identities stay unique
     producer: dict[int, int] = field(default_factory=dict)  # value -> operation
@@ -161,6 +181,8 @@ class Recorder(TorchDispatchMode):
         name = func.overloadpacket._qualified_op_name
         scope = self._open[-1] if self._open else -1
         key = self._frames[-1].operation(name)
+        if name == "aten::cat" and len(inputs) == 1:  # the outputs of one image, put together with nothing
+            name, operands = "aten::clone", (Value(inputs[0]),)
         options = tuple((name, value) for name, value in kwargs.items() if not isinstance(value, Tensor))
         self.trace.operations.append(Operation(index, name, operands, inputs, outputs, scope, key, options))
         for value in inputs:
@@ -171,6 +193,7 @@ class Recorder(TorchDispatchMode):
         if changes:
             self.trace.changed.update(_storage(t) for t in given if _is_changed(func, t, args))
         waiting = len(self._follower.waiting)
+        self.trace.draws = self.trace.draws or name.rstrip("_") in _DRAWS
         product = self._follower.see(name, args, result)
         if len(self._follower.waiting) > waiting:
             self._softmaxes[id(result)] = self.trace.calls[scope].path if scope >= 0 else "?"

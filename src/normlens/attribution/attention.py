@@ -78,14 +78,16 @@ def multi_head(run: FrozenPass, call: OpCall) -> Any:
         "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias",
     )  # fmt: skip
     given = call.named(*names)
-    if given["bias_k"] is not None or given["add_zero_attn"] or given.get("use_separate_proj_weight"):
+    if given["bias_k"] is not None or given["add_zero_attn"]:
         raise AnatomyError(
-            "`multi_head_attention_forward` with added keys or separate weights has no rule, so this model "
-            "cannot be explained"
+            "`multi_head_attention_forward` with added keys has no rule, so this model cannot be explained"
         )
     with run:
         query, key, value = given["query"], given["key"], given["value"]
-        weights = given["in_proj_weight"].chunk(3)
+        if given.get("use_separate_proj_weight"):
+            weights = tuple(given[f"{name}_proj_weight"] for name in "qkv")
+        else:
+            weights = given["in_proj_weight"].chunk(3)
         biases = (None,) * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
         heads = given["num_heads"]
         length, rows, width = query.shape

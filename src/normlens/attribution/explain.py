@@ -7,7 +7,7 @@ text by one backward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from normlens.anatomy.interface import Rounding, clone_inputs, run_arguments
 from normlens.anatomy.layers import LayerCall
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.jobs import Job, JobWriter, Reading, TextQuestion
+from normlens.attribution.media import MediaJobs
 from normlens.attribution.observer import TermSelection
 from normlens.attribution.operands import mapped
 from normlens.attribution.proof import (
@@ -46,6 +47,7 @@ from normlens.attribution.terms import Run, Terms
 from normlens.errors import AnatomyError, DecompositionError, InputError
 from normlens.inputs.encoding import EncodedText, Text, as_lists, pad_rows
 from normlens.inputs.labels import check_media_rows
+from normlens.inputs.media import batches_of, joined
 from normlens.inputs.prompts import place_sources, render_chat
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens, check_batch_size
@@ -72,6 +74,8 @@ def explain_texts(
         options.get("max_new_tokens"),
         options.get("seed"),
     )
+    if options.get("images") is not None or options.get("audio") is not None:
+        return _explain_media(lens, resolver, request, reading, text, target, options)
     write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
     single, rows = _rows(lens, text, pair, target, options)
     jobs = [
@@ -87,6 +91,50 @@ def explain_texts(
             progress(len(explanations), len(jobs))
     results = [explanations[i] for i in range(len(jobs))]
     return results[0] if single else results
+
+
+def _explain_media(
+    lens: Lens,
+    resolver: Resolver,
+    request: ExplainRequest,
+    reading: Reading,
+    text: Any,
+    target: Any,
+    options: ExplainOptions,
+) -> Explanation | list[Explanation]:
+    """Explain one number for images or sound, with or without text."""
+    for name in ("messages", "tools", "sources", "pretokenized"):
+        if options.get(name):
+            raise InputError(f"{name} cannot be used with images or audio; leave it out")
+    single, rows = lens.media.rows(text, options)
+    targets = target if isinstance(target, list | tuple) else [target] * len(rows)
+    if len(targets) != len(rows):
+        raise InputError(f"got {len(rows)} rows and {len(targets)} targets; each row needs its target")
+    direction, progress = request.direction is not None, options.get("progress")
+    write = MediaJobs(lens, resolver, reading, direction=direction).write
+    each = []
+    for row, goal, which in zip(rows, targets, _for_each_row(len(rows), options), strict=True):
+        each.append((*write(row, goal, *which), which))
+    first = next(resolver.model.parameters())
+    found: list[Explanation] = []
+    for batch in batches_of([row for row, _, _ in each], options.get("batch_size", 8)):
+        if any(each[i][1] is not None for i in batch):
+            groups = [[i] for i in batch]
+        else:
+            groups = [batch]
+        for group in groups:
+            inputs = joined([each[i][0] for i in group], first.device, first.dtype)
+            jobs = []
+            for number, i in enumerate(group):
+                media, job, which = each[i]
+                if job is None:
+                    job = _prepared_job(lens, resolver, inputs, number, *which, direction=direction)
+                jobs.append(replace(job, text=replace(job.text, notes=job.text.notes | media.notes)))
+            request.check_fits(resolver.model, [(job.text.lengths, len(job.steps)) for job in jobs])
+            found += _explain_batch(lens, resolver, request, inputs, jobs)
+            if progress is not None:
+                progress(len(found), len(each))
+    return found[0] if single else found
 
 
 def _rows(
@@ -313,7 +361,9 @@ class _Batch:
 
     def _numbers(self, inputs: ModelInputs, questions: Sequence[tuple[Question, ...]]) -> list[Numbers]:
         """The explained numbers of all rows, step by step."""
-        length = output_length(inputs)
+        # Queries and frames are no positions of the text beside them.
+        own_positions = holds_media(inputs) and self.resolver.head in ("none", "frames", "queries", "similarity")
+        length = None if own_positions else output_length(inputs)
         steps = []
         for step in range(len(questions[0])):
             asked = [row[step] for row in questions]

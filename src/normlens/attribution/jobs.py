@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.scope import PassScope
@@ -171,24 +172,37 @@ class JobWriter:
 
     def _write(self, prompt: EncodedText) -> list[int]:
         """The tokens of prompt and continuation (of an encoder-decoder: of the target), up to the token that ends them."""
-        model: Any = self._model
-        batch = pad_rows([prompt.inputs], self._encoder.padding, next(model.parameters()).device)
-        accepted = inspect.signature(model.forward).parameters
-        for name in [name for name in batch if name not in accepted]:
-            del batch[name]  # a tokenizer may give more than its model takes
-        seed = self._reading.seed
-        options: Kwargs = {"num_beams": 1, "do_sample": seed is not None}
-        most = self._reading.max_new_tokens
-        if most is None and self._resolver.head == "causal":
-            most = _MOST_NEW_TOKENS
-        if most is not None:  # a translation ends where its model says
-            options["max_new_tokens"] = most
-        with PassScope(model), torch.random.fork_rng():
-            if seed is not None:
-                torch.manual_seed(seed)
-            written = [int(i) for i in model.generate(**batch, **options, pad_token_id=self._encoder.padding)[0]]
-        ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-        ends = ends if isinstance(ends, list) else [ends]
-        if self._resolver.head == "causal" and len(written) > len(prompt.source.ids) + 1 and written[-1] in ends:
-            written = written[:-1]
-        return written
+        batch = pad_rows([prompt.inputs], self._encoder.padding, next(self._model.parameters()).device)
+        return written_tokens(self._resolver, self._reading, batch, self._encoder.padding, len(prompt.source.ids))
+
+
+def written_tokens(
+    resolver: Resolver, reading: Reading, batch: Mapping[str, Tensor], padding: int, prompt_length: int
+) -> list[int]:
+    """The tokens that a model writes for one row, its prompt (or its decoder's start token) included.
+
+    Args:
+        resolver: Knows the model and its head.
+        reading: The options of generation.
+        batch: The inputs of the row.
+        padding: The id of padding.
+        prompt_length: The tokens of the prompt. Of a causal model's text the token that ends it is left out.
+    """
+    model: Any = resolver.model
+    accepted = inspect.signature(model.forward).parameters  # a tokenizer may give more than its model takes
+    options: Kwargs = {name: value for name, value in batch.items() if name in accepted}
+    options |= {"num_beams": 1, "do_sample": reading.seed is not None, "pad_token_id": padding}
+    most = reading.max_new_tokens
+    if most is None and resolver.head == "causal":
+        most = _MOST_NEW_TOKENS
+    if most is not None:  # a translation ends where its model says
+        options["max_new_tokens"] = most
+    with PassScope(model), torch.random.fork_rng():
+        if reading.seed is not None:
+            torch.manual_seed(reading.seed)
+        written = [int(i) for i in model.generate(**options)[0]]
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = ends if isinstance(ends, list) else [ends]
+    if resolver.head == "causal" and len(written) > prompt_length + 1 and written[-1] in ends:
+        written = written[:-1]
+    return written

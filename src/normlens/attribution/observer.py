@@ -43,6 +43,7 @@ class Entrance:
     before: Tensor | None = None  # the input vectors as what was looked up made them, with the way back to it
     media: str | None = None  # the input of images or sound that they were made from
     items: int = 1  # images of a row, whose positions stand one after the other
+    grid: tuple[int, int] | None = None  # height and width, where a feature map enters
     made: Tensor | None = None  # row key: positions beside those of text, which were made of no token
     after_tower: bool = False  # whether an earlier stack made them, so that their terms can be carried on to it
 
@@ -224,6 +225,8 @@ class Observer:
             if place is None:
                 return None
         self.layers.number += 1
+        if first and vectors.ndim == 4 and self._sees and not vectors.requires_grad:
+            return self._map_entered(vectors, args, kwargs)
         if first:
             assert place is not None
             axes, root = place
@@ -277,6 +280,51 @@ class Observer:
         return mapped(args, lambda x: taken if x is vectors else x), mapped(
             kwargs, lambda x: taken if x is vectors else x
         )
+
+    def _map_entered(self, feature_map: Tensor, args: Any, kwargs: Any) -> Any:
+        """Enter a feature map as one vector for each of its places."""
+        self.layers.number -= 1
+        channels = 1 if self._channels_first(feature_map) else 3
+        height, width = feature_map.movedim(channels, 1).shape[2:]
+        vectors = feature_map.movedim(channels, 1).flatten(2).transpose(1, 2).contiguous()
+        carry_media("flatten", (feature_map,), {}, vectors)
+        inner = self._entered(vectors, (vectors,), {})
+        if inner is None:
+            return None
+        self.entrances[-1].grid = int(height), int(width)
+        with torch.enable_grad():
+            entered = inner[0][0]
+            taken = entered.transpose(1, 2).unflatten(2, (height, width)).movedim(1, channels)
+        lineage = lineage_of(entered)
+        if lineage is not None:
+            lineage.shadow = None  # the stream has another form from here on
+            remember(taken, lineage)
+        original = lineage_of(feature_map) or Lineage(0, None)
+        original.replaced = taken
+        remember(feature_map, original)
+        return mapped(args, lambda x: taken if x is feature_map else x), mapped(
+            kwargs, lambda x: taken if x is feature_map else x
+        )
+
+    def _channels_first(self, feature_map: Tensor) -> bool:
+        """Return True for (row, channel, height, width), by the first module of the layer that says so."""
+        module = self.layers.followed.module
+        for part in module.modules() if module is not None else ():
+            if isinstance(part, nn.Conv2d) and part.in_channels == feature_map.shape[1]:
+                first = True
+            elif (isinstance(part, nn.LayerNorm) and part.normalized_shape[-1] == feature_map.shape[-1]) or (
+                isinstance(part, nn.Linear) and part.in_features == feature_map.shape[-1]
+            ):
+                first = False
+            else:
+                continue
+            if feature_map.shape[1] == feature_map.shape[-1]:
+                raise AnatomyError(
+                    f"a feature map of shape {tuple(feature_map.shape)} has as many channels as columns, which cannot be told "
+                    "apart; pass an image of another size"
+                )
+            return first
+        return True
 
     # ---- positions -----------------------------------------------------------------------------------------------
 

@@ -54,8 +54,10 @@ def head_of(model: nn.Module) -> Head:
     name = type(base).__name__
     for kind, mapping in _MAPPINGS:
         if any(name == known or (isinstance(known, list | tuple) and name in known) for known in mapping.values()):
-            if kind == "causal" and getattr(getattr(base, "config", None), "is_encoder_decoder", False):
-                return "translation"
+            if kind in ("causal", "translation"):
+                return (
+                    "translation" if getattr(getattr(base, "config", None), "is_encoder_decoder", False) else "causal"
+                )
             return kind
     for kind, ending in (
         ("sequence", "ForSequenceClassification"),
@@ -109,7 +111,15 @@ class Numbers:
         """One number per row."""
         self._check_length(first_tensor(output))
         if self._direction is not None:
-            states = first_tensor(output)
+            states = _flat(first_tensor(output))
+            if states.ndim != 3:
+                raise InputError(
+                    f"the model's first output has shape {tuple(states.shape)}, direction= takes (row, position, width); "
+                    "wrap the model so that it returns such states"
+                )
+            for question in self._questions:
+                if not -states.shape[1] <= question.position < states.shape[1]:
+                    raise InputError(f"position must be from 0 to {states.shape[1] - 1}, got {question.position}")
             direction = self._direction.to(states)
             if direction.shape != states.shape[-1:]:
                 raise InputError(
@@ -123,7 +133,12 @@ class Numbers:
         scores = getattr(output, "logits_per_image", None)
         if isinstance(scores, Tensor):
             return self._similarities(scores)
-        logits = first_tensor(output)
+        logits = _flat(first_tensor(output))
+        if logits.ndim not in (2, 3):
+            raise InputError(
+                f"the model's first output has shape {tuple(logits.shape)}, explain() takes (row, label) or (row, position, "
+                "label); wrap the model so that it returns such logits"
+            )
         for question in self._questions:
             if logits.ndim > 2 and not -logits.shape[1] <= question.position < logits.shape[1]:
                 raise InputError(
@@ -176,6 +191,11 @@ def _answer(question: Question, scores: Tensor, probability: Probability) -> Ans
     shares = {"softmax": scores.float().softmax(-1), "sigmoid": scores.float().sigmoid()}.get(probability)
     first, second = (None if shares is None or n is None else float(shares[n]) for n in (chosen, question.against))
     return Answer(chosen, question.against, first, second)
+
+
+def _flat(output: Tensor) -> Tensor:
+    """An output for each pixel (row, label, height, width) as one for each position, row by row of the image."""
+    return output.flatten(2).transpose(1, 2) if output.ndim == 4 else output
 
 
 def first_tensor(output: Any) -> Tensor:

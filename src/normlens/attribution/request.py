@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normlens.errors import InputError, unexpected_keyword
+from normlens.inputs.media import MediaOptions
 from normlens.measures.request import available_bytes
 from normlens.options import AttentionRule, Baseline
 from normlens.results.explanation import BY_DEFAULT, PARTS
@@ -38,7 +39,7 @@ class InputOptions(TypedDict, total=False):
     )  # carry the terms of images or sound in a language model on to this tower
 
 
-class ExplainOptions(InputOptions, total=False):
+class ExplainOptions(InputOptions, MediaOptions, total=False):
     """Options of `Lens.explain`."""
 
     messages: Sequence[Message] | Sequence[Sequence[Message]]  # a chat in place of a text, or several

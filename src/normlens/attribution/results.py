@@ -13,6 +13,7 @@ from torch import Tensor
 
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.inputs import holds_media, modality_of
+from normlens.anatomy.scope import SEED, is_seeded
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Answer, Resolver, real_positions
 from normlens.attribution.request import ExplainRequest
@@ -74,6 +75,8 @@ def explanation(
         "versions": versions(),
         **job.text.notes,
     }
+    if is_seeded(resolver.model):
+        record["pass_seed"] = SEED
     if request.attention == "integrated":
         record["quadrature"] = gap
     return Explanation(found.sites, found.value, Proof(gap, over_value, solved.replay, solved.output), record)
@@ -133,7 +136,11 @@ def _media_labels(
                 side = labels.of_text(own, row)
                 places = real_positions(inputs, row, decoder=decoder)
         elif stack.input:
-            side = labels.of_tower(modality_of(stack.input) or "vision", row, count, stack.items)
+            tower = modality_of(stack.input) or "vision"
+            if stack.grid is None:
+                side = labels.of_tower(tower, row, count, stack.items)
+            else:
+                side = labels.of_grid(row, stack.input, stack.grid)
         else:
             side = numbered(count)
         sides.append(side)

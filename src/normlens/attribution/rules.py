@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as nnf
 
 from normlens.attribution.affine import Normalized
 from normlens.attribution.attention import attend, fused_attention, multi_head, softmax
@@ -64,14 +65,18 @@ def words(text: str) -> frozenset[str]:
 
 def linear(run: FrozenPass, call: OpCall) -> Any:
     """A linear map of its one live operand."""
-    out = call()
     x = call.args[0]
+    if call.name == "view" and not any(isinstance(size, torch.dtype) for size in call.args[1:]):
+        out = x.reshape(*call.args[1:])  # what a rule gave may lie in memory in another way
+    else:
+        out = call()
     if call.name in _REARRANGED and is_live(x) and is_live(out):
         chain = chain_of(x)
         if chain.bent and chain.source.shape == x.shape:  # entry by entry, whatever the order of the entries
             run.chain(out, replace(chain, source=call.on(chain.source)))
         if call.name in _RESHAPES:
-            run.reshaped(out, x, lambda y: call.on(y))
+            plain = call.name in ("view", "reshape")  # another tensor may lie in memory in another way
+            run.reshaped(out, x, (lambda y: y.reshape(out.shape)) if plain else call.on)
     return out
 
 
@@ -302,6 +307,27 @@ def reduce_extreme(run: FrozenPass, call: OpCall) -> Any:
     return held(run, call)
 
 
+def max_pool(run: FrozenPass, call: OpCall) -> Any:
+    """The largest of each window: a choice, which is held."""
+    x = call.args[0]
+    pool = {"max_pool1d": nnf.max_pool1d, "max_pool2d": nnf.max_pool2d, "max_pool3d": nnf.max_pool3d}[call.name]
+    options = {name: value for name, value in call.kwargs.items() if name != "return_indices"}
+    out, places = pool(x.detach(), *call.args[1:6], **options, return_indices=True)
+    places = run.freeze(lambda: places.flatten(-out.ndim + 2))
+    return x.flatten(2).gather(-1, places.reshape(*x.shape[:2], -1)).view(out.shape)
+
+
+def resampled(run: FrozenPass, call: OpCall) -> Any:
+    """Values read at places between them: linear in the values, and the places are held."""
+    grid = call.argument(1, "grid")
+    if not is_live(grid):
+        return call()
+    kept = run.freeze(grid.detach)
+    if len(call.args) > 1:
+        return call.function(call.args[0], kept, *call.args[2:], **call.kwargs)
+    return call.function(*call.args, **{**call.kwargs, "grid": kept})
+
+
 def gather(run: FrozenPass, call: OpCall) -> Any:
     """A look-up; of an activation it is a router that reads the weights of what it chose."""
     if is_live(call.args[0]) and is_bent(call.args[0]):
@@ -397,7 +423,8 @@ RULES: dict[str, Rule] = _table(
         take_along_dim flip roll sum mean cumsum nansum
         dropout masked_select unfold fold im2col diagonal tril triu movedim moveaxis swapaxes
         swapdims view_as reshape_as tile t T mT H mH adjoint numpy_T real imag
-        adaptive_avg_pool1d avg_pool1d avg_pool2d upsample
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d upsample interpolate
+        pixel_shuffle pixel_unshuffle channel_shuffle
         fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_fftn fft_ifftn rename broadcast_to
         diag_embed conj view_as_real view_as_complex as_strided trace broadcast_tensors meshgrid unsafe_chunk unsafe_split
         resolve_conj resolve_neg atleast_2d atleast_3d rot90 hsplit dropout1d alpha_dropout feature_dropout pin_memory
@@ -412,14 +439,15 @@ RULES: dict[str, Rule] = _table(
     (add, "add sub subtract rsub"),
     (addcmul, "addcmul"),
     (lerp, "lerp"),
-    (affine, "linear conv1d conv2d"),
+    (affine, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (max_pool, "max_pool1d max_pool2d max_pool3d"),
     (addmm, "addmm baddbmm addbmm"),
     (product, "matmul bmm mm mv dot inner solve_triangular linalg_solve_triangular"),
     (einsum, "einsum"),
     (grouped, "_grouped_mm grouped_mm"),
     (activate, """
         gelu silu relu relu6 tanh sigmoid erf mish elu selu celu leaky_relu hardswish hardsigmoid softsign abs absolute
-        expm1 hardshrink softshrink tanhshrink threshold special_erf
+        expm1 hardshrink softshrink tanhshrink threshold special_erf sin cos
         """),
     (multiply, "mul multiply"),
     (divide, "div divide true_divide floor_divide remainder"),
@@ -437,6 +465,7 @@ RULES: dict[str, Rule] = _table(
         kthvalue isclose argwhere logical_not logical_and logical_or
         """),
     (gather, "gather"),
+    (resampled, "grid_sample"),
     (normalize, "layer_norm"),
     (rms, "rms_norm"),
     (group_norm, "group_norm"),

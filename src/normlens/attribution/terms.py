@@ -53,6 +53,7 @@ class StackOrigin:
     input: str  # the model's input that they were made of; empty for vectors that the model has learned
     reached: bool  # whether terms belong to them; those of a tower stand at the model that takes its output
     items: int  # images of a row
+    grid: tuple[int, int] | None = None  # height and width of a feature map
 
 
 @dataclass
@@ -221,7 +222,9 @@ class Run:
             self._carry_on(reached)
         terms = self._collect(value.detach().cpu().double(), through)
         terms.stacks = [
-            StackOrigin(stack.entrance.media or _name_of(stack.root), reached[number], stack.entrance.items)
+            StackOrigin(
+                stack.entrance.media or _name_of(stack.root), reached[number], stack.entrance.items, stack.entrance.grid
+            )
             for number, stack in enumerate(observer.stacks)
         ]
         return terms

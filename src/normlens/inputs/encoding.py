@@ -31,7 +31,6 @@ class EncodedText:
     target: Tokens | None = None
     written: tuple[int, ...] | None = None  # the target token that stands to be written at each target position
     notes: Json = field(default_factory=dict)  # for the provenance
-    media: dict[str, Tensor] = field(default_factory=dict)  # images or sound, and what else a processor made
 
     def sides(self, kind: Kind) -> tuple[Tokens, Tokens]:
         """The tokens that stand at the query and at the key axis of a kind of site."""
@@ -71,14 +70,24 @@ class TextEncoder:
         prompt = self.prompt(text, pair, truncate=truncate, pretokenized=pretokenized)
         if target is None:
             return prompt
+        shifted, labels, cut = self.target(target, truncate=truncate, pretokenized=pretokenized)
+        inputs = {**prompt.inputs, "decoder_input_ids": shifted.ids}
+        written = list(target) if pretokenized else target
+        notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"], "target": written}
+        return EncodedText(inputs, prompt.source, shifted, labels, notes)
+
+    def target(self, target: Text, *, truncate: bool, pretokenized: bool) -> tuple[Tokens, tuple[int, ...], bool]:
+        """Encode a target: the decoder's input, the token that is written at each of its positions, and if it was cut."""
+        if self._tokenizer is None:
+            raise InputError("this lens has no tokenizer, which target needs; pass Lens(model, tokenizer)")
         _check_text(target, "target", pretokenized)
         written = list(target) if pretokenized else target
         encoding = self._tokenizer(text_target=written, is_split_into_words=pretokenized)
         labels, cut = self._tokens(encoding, "target", truncate, target, None)
-        shifted = self._shifted(labels)
-        inputs = {**prompt.inputs, "decoder_input_ids": shifted.ids}
-        notes = prompt.notes | {"truncated": cut or prompt.notes["truncated"], "target": written}
-        return EncodedText(inputs, prompt.source, shifted, labels.ids, notes)
+        if labels.ids[0] == getattr(self._config, "decoder_start_token_id", None):  # Whisper's begin with it
+            shifted = Tokens(labels.ids[:-1], labels.strings[:-1], labels.words[:-1])
+            return shifted, labels.ids[1:], cut
+        return self._shifted(labels), labels.ids, cut
 
     def prompt(self, text: Text, pair: Text | None, *, truncate: bool, pretokenized: bool) -> EncodedText:
         """Encode the side that is read: a text, with its pair."""

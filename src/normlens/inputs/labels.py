@@ -10,7 +10,7 @@ from normlens.anatomy.inputs import modality_of, rows_of
 from normlens.anatomy.kinds import Kind, is_cross, item_of
 from normlens.errors import InputError
 from normlens.inputs.encoding import TextEncoder
-from normlens.inputs.places import PlaceReader, labelled, media_in, numbered
+from normlens.inputs.places import PlaceReader, grid_places, labelled, media_in, numbered
 from normlens.inputs.tokens import Tokens
 from normlens.types import Json, ModelInputs
 
@@ -55,6 +55,12 @@ class InputLabels:
         places = [place for tokens in each for place in tokens.places]
         return labelled(places)
 
+    def of_grid(self, row: int, name: str, grid: tuple[int, int]) -> Tokens:
+        """The places of a feature map, whose rows and columns cover the image evenly."""
+        pixels = self._row(row).get(name)
+        height, width = pixels.shape[-2:] if isinstance(pixels, Tensor) else grid
+        return labelled(grid_places((*grid, height / grid[0], width / grid[1]), 0))
+
     def keys_of_cross(self, kind: Kind, row: int, real: Tensor) -> Tokens:
         """The keys of cross-attention: positions of the tower, or of the encoder."""
         tower = self._tower(kind)
@@ -97,6 +103,14 @@ class InputLabels:
             elif value.ndim and value.shape[0] == rows:
                 found[name] = value[row : row + 1]
         return found
+
+
+def images_in(inputs: ModelInputs) -> int:
+    """The number of images in the inputs of one row; 1 where there are several rows, or none."""
+    pixels = inputs.get("pixel_values")
+    if rows_of(inputs) != 1 or not isinstance(pixels, Tensor) or pixels.ndim not in (4, 5):
+        return 1
+    return int(pixels.shape[0] if pixels.ndim == 4 else pixels.shape[0] * pixels.shape[1])
 
 
 def check_media_rows(config: Any, inputs: ModelInputs) -> None:

@@ -142,17 +142,18 @@ class PlaceReader:
         size = getattr(vision, "patch_size", None)
         if isinstance(size, list | tuple) and len(size) == 1:
             size = size[0]
-        height, width = (size, size) if isinstance(size, int) else tuple(size) if size else (0, 0)
+        if not isinstance(size, int | list | tuple) or (not isinstance(size, int) and len(size) != 2):
+            return []
+        height, width = (size, size) if isinstance(size, int) else size
         for name in ("image_grid_thw", "video_grid_thw"):  # patches are cut beforehand, and their numbers are an input
             grid = inputs.get(name)
             if isinstance(grid, Tensor) and grid.ndim == 2:
                 return [(int(h), int(w), height, width) for t, h, w in grid.tolist() for _ in range(int(t))]
         pixels = inputs.get("pixel_values")
-        if not isinstance(pixels, Tensor) or pixels.ndim not in (4, 5) or not height:
+        if not isinstance(pixels, Tensor) or pixels.ndim not in (4, 5):
             return []
         images = pixels.shape[0] if pixels.ndim == 4 else pixels.shape[1]
-        stride = int(getattr(vision, "patch_stride", 0) or 0)
-        if stride and stride != height:
+        if getattr(vision, "patch_stride", None) not in (None, height, [height, width], (height, width)):
             return []  # patches that overlap
         return [(pixels.shape[-2] // height, pixels.shape[-1] // width, height, width)] * images
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
@@ -15,6 +14,7 @@ from normlens.decompose.devices import free_bytes, has_float64
 from normlens.decompose.stages import PairRequest
 from normlens.decompose.steps import Normalization
 from normlens.errors import InputError
+from normlens.inputs.media import MediaOptions
 from normlens.measures.table import MAPS, MEASURES, chosen_maps, chosen_measures, needed
 from normlens.measures.words import WORD_MODES
 from normlens.options import Precision, WordMode
@@ -26,7 +26,7 @@ _DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float64": to
 _ALWAYS_THERE = 1 << 26
 
 
-class AnalyzeOptions(TypedDict, total=False):
+class AnalyzeOptions(MediaOptions, total=False):
     """Keyword options of `Lens.analyze`."""
 
     measures: Sequence[str] | None

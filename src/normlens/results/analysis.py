@@ -339,7 +339,8 @@ class AnalysisBuilder:
     Maps of another device travel to the host while it computes the next site, and are cut to each row's real positions here.
     """
 
-    def __init__(self, rows: int, sites: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, rows: int, sites: int, progress: Callable[[int, int], None] | None, *, images: int = 1) -> None:
+        self._images = images  # of a row
         self._sites, self._done, self._progress = sites, 0, progress
         #: By row, then by kind and layer.
         self._layers: list[dict[Kind, dict[int, dict[str, np.ndarray]]]] = [defaultdict(dict) for _ in range(rows)]
@@ -390,13 +391,14 @@ class AnalysisBuilder:
 
     def _items_of_row(self, batch: int) -> int:
         """The number of items that a row has in a batch: several images of one row stand in a batch of their own."""
-        each, rest = divmod(batch, len(self._layers))
-        if rest or (each > 1 and len(self._layers) > 1):
+        if batch == len(self._layers):
+            return 1
+        if len(self._layers) > 1 or batch != self._images:
             raise AnatomyError(
-                f"a site has {batch} items for {len(self._layers)} rows, so that it is not known whose they are; pass one "
-                "row at a time"
+                f"attention runs over {batch} sequences for {len(self._layers)} rows with {self._images} images (windows or "
+                "parts of an image), which is not supported"
             )
-        return each
+        return batch
 
     def _unpack(self) -> None:
         """Cut what has arrived into rows."""
