@@ -251,8 +251,6 @@ class Lens:
             options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
             unused = {"pair": pair, "words": words, "generate": generate, "pretokenized": pretokenized}
             return self._analyze_media(text, target, media, options, unused, batch_size)
-        if text is None:
-            raise InputError("text is missing; pass a text, images=… or audio=…")
         single, items = as_lists(text, pair, target, pretokenized)
         options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, options)

@@ -325,9 +325,9 @@ def _replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     own = Run.replayed
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         found.append(1)
-        return own(*args)
+        return own(*args, **options)
 
     monkeypatch.setattr(Run, "replayed", counted)
     return found

@@ -17,6 +17,7 @@ ADD = {"aten::add", "aten::add_"}
 SUBTRACT = {"aten::sub", "aten::sub_"}
 MULTIPLY = {"aten::mul", "aten::mul_"}
 DIVIDE = {"aten::div", "aten::div_"}
+PRODUCTS = {"aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,23 @@ class Graph:
             return None
         given = {number for _, number in self.trace.calls[0].inputs}
         return None if given & self.trace.ancestors(operand.number) else float(self.trace.tensors[operand.number])
+
+    def has_learned_queries(self) -> bool:
+        """Return True if no input of the model decides what the attention's queries are."""
+        trace = self.trace
+        inside = range(self.event.begin, self.event.end)
+        products = [trace.operations[i] for i in inside if trace.operations[i].name in PRODUCTS]
+        if not products:
+            return False
+        weights = next((n for n in products[-1].inputs if n != self.event.value), None)
+        while weights is not None and weights in trace.producer:
+            operation = trace.operations[trace.producer[weights]]
+            if operation.name in PRODUCTS:
+                given = {number for _, number in trace.calls[0].inputs}
+                matrices = [o.number for o in operation.operands if isinstance(o, Value)][-2:]
+                return not given & trace.ancestors(matrices[0])
+            weights = operation.inputs[0] if operation.inputs else None
+        return False
 
     # ---- places --------------------------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ def follow_to_sum(graph: Graph, given: int) -> Joined:
                 ways.append(replace(way, value=operation.outputs[0], stream_weights=other.number))
             else:
                 met.append(operation.name.removeprefix("aten::"))
-    if own_branch and graph.event.alpha.shape[-2] != graph.event.alpha.shape[-1]:
-        # Pooling attention: its queries are learned, and the stream begins with what it gives.
+    if own_branch and graph.has_learned_queries():
+        # Pooling attention: the stream begins with what it gives.
         return Joined((), (), None, (), given)
     raise graph.stopped(
         "the projected output must be added to the residual",

@@ -230,7 +230,7 @@ def as_lists(text: Any, pair: Any, target: Any, pretokenized: bool) -> tuple[boo
     if isinstance(text, bytes | Mapping | Tensor) or not (isinstance(text, str) or hasattr(text, "__iter__")):
         raise InputError(
             f"text must be a string or a list of strings, got {type(text).__name__}; tensors go to "
-            "analyze_inputs() or explain_inputs()"
+            "analyze_inputs() or explain_inputs(), images and sound to images=… and audio=…"
         )
     single = isinstance(text, str) or (pretokenized and bool(text) and isinstance(text[0], str))
     texts = [text] if single else list(text)
