@@ -11,6 +11,8 @@ Precision = Literal["float32", "float64"]
 #: `explain`: attention weights held fixed, or integrated gradients of scores and values; what a term is measured from.
 AttentionRule = Literal["fixed", "integrated"]
 Baseline = Literal["mean", "zero"]
+#: `explain`: the tower on to which terms of a language model's image or sound positions are carried.
+Tower = Literal["vision", "audio"]
 
 #: `align`: rows by the token that the decoder reads or writes; how layers, directions and links are combined.
 Setting = Literal["awi", "awo"]

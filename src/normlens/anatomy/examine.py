@@ -23,7 +23,7 @@ from normlens.anatomy.interface import (
 )
 from normlens.anatomy.operations import tensors_in
 from normlens.anatomy.reading import read_anatomy
-from normlens.anatomy.scope import PassScope, seed_passes, unfused
+from normlens.anatomy.scope import PassScope, seed_passes, seeded, unfused
 from normlens.anatomy.trace import Recorder, Trace
 from normlens.errors import AnatomyError
 from normlens.types import Kwargs, ModelInputs
@@ -88,7 +88,7 @@ def trace_pass(
         recorder.attention(call.module, call.value, alpha, output, standard)
         return output
 
-    with PassScope(model) as scope, unfused(), Rounding.of(model).full_precision():
+    with PassScope(model) as scope, seeded(), unfused(), Rounding.of(model).full_precision():
         intercept_attention(scope, note)
         if layers is not None:
             layers.watch(scope)

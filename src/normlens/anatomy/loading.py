@@ -34,6 +34,9 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "source.spm",
 )  # fmt: skip
 
+#: Files that only a processor of images or sound has.
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
 #: The hub answers the first question within so many seconds, or cannot be reached.
 _HUB_SECONDS = 10
 
@@ -120,7 +123,9 @@ def load_pretrained(name: str, dtype: torch.dtype | str | None, **options: Any) 
             name, trust_remote_code=False, dtype=dtype, **{**options, **where}, output_loading_info=True
         )
     _refuse_random_weights(name, model, report)
-    return model, _tokenizer(name, folder, where)
+    tokenizer = _tokenizer(name, folder, where)
+    processor = _processor(name, folder, where, reads_text=tokenizer is not None)
+    return model, tokenizer if processor is None else processor
 
 
 def check_model(model: nn.Module) -> None:
@@ -351,6 +356,28 @@ def _tokenizer(name: str, folder: Path | None, where: Json) -> Any:
             f"the tokenizer of {name!r} cannot be read ({_first(error)}); download it again, or load the model "
             "yourself and pass it on without a tokenizer: normlens.Lens(model)"
         ) from error
+
+
+def _processor(name: str, folder: Path | None, where: Json, *, reads_text: bool) -> Any:
+    """The processor of a model that sees or hears: with its tokenizer, or an image processor or feature extractor alone."""
+    options = {"trust_remote_code": False, **where}
+    if "gguf_file" in where or (folder is not None and not any((folder / file).exists() for file in _PROCESSOR_FILES)):
+        return None
+    readers = (transformers.AutoImageProcessor, transformers.AutoFeatureExtractor)
+    for reader in (transformers.AutoProcessor,) if reads_text else readers:
+        try:
+            found = reader.from_pretrained(name, **options)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # it is none of this kind, or broken
+            if folder is not None and reads_text:
+                raise ModelError(
+                    f"the processor of {name!r} cannot be read ({_first(error)}); install what it needs, or load the model "
+                    "yourself and pass it on: normlens.Lens(model, processor)"
+                ) from error
+            continue
+        return None if isinstance(found, transformers.PreTrainedTokenizerBase) else found
+    return None
 
 
 def _first(error: BaseException) -> str:

@@ -95,6 +95,8 @@ def _site(branch: _Branch, name: SiteName, layer: int) -> Site:
     x, value_map = find_values(graph)
     projected = graph.copy_at_boundary(projection.linear.output, given, onwards=True)
     total = graph.visible(joined.total, "the residual sum")
+    if joined.residual is None:
+        total = graph.copy_at_boundary(total, joined.total, onwards=True)
     if total.sequence_first:  # then so are the rows of products in the middle of the code, where no axis shows it
         projected, x = (replace(p, sequence_first=True) if p.operation is not None else p for p in (projected, x))
     return Site(

@@ -118,7 +118,8 @@ def is_seeded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def seeded() -> Iterator[None]:
+    """Draw the same random numbers inside the block each time, and leave those of the process as they were."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         yield
@@ -159,7 +160,7 @@ class PassScope:
             if any(_is_compiled(module) for module in modules):
                 undo.enter_context(_uncompiled())
             if _drawing and any(module in _drawing for module in modules):
-                undo.enter_context(_seeded())
+                undo.enter_context(seeded())
             undo.enter_context(torch.inference_mode(False) if self._grad else nullcontext())
             undo.enter_context(torch.set_grad_enabled(self._grad))
             self._undo = undo.pop_all()

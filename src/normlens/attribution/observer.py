@@ -320,8 +320,8 @@ class Observer:
                 continue
             if feature_map.shape[1] == feature_map.shape[-1]:
                 raise AnatomyError(
-                    f"a feature map of shape {tuple(feature_map.shape)} has as many channels as columns, which cannot be told "
-                    "apart; pass an image of another size"
+                    f"a feature map of shape {tuple(feature_map.shape)} has as many channels as columns, and they cannot be "
+                    "told apart; pass an image of another size"
                 )
             return first
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normlens.errors import InputError, unexpected_keyword
 from normlens.inputs.media import MediaOptions
 from normlens.measures.request import available_bytes
-from normlens.options import AttentionRule, Baseline
+from normlens.options import AttentionRule, Baseline, Tower
 from normlens.results.explanation import BY_DEFAULT, PARTS
 from normlens.types import Options
 
@@ -34,9 +34,7 @@ class InputOptions(TypedDict, total=False):
     baseline: Baseline
     parts: Sequence[str] | None  # what is kept beside `tokens`
     edges_top: int | None  # keep so many edges, the strongest
-    through: (
-        Literal["vision", "audio"] | None
-    )  # carry the terms of images or sound in a language model on to this tower
+    through: Tower | None  # carry the terms of images or sound in a language model on to this tower
 
 
 class ExplainOptions(InputOptions, MediaOptions, total=False):
@@ -92,7 +90,7 @@ class ExplainRequest:
             direction=_vector(options.get("direction")),
             edges_top=edges_top,
             by_name=parts is not None or edges_top is not None,
-            through=_one_of("through", options.get("through"), (None, "vision", "audio")) is not None,
+            through=_one_of("through", options.get("through"), (None, *get_args(Tower))) is not None,
         )
 
     def keeps(self, *parts: str) -> bool:

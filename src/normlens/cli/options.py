@@ -17,6 +17,7 @@ import typer
 from normlens.errors import InputError
 from normlens.io.remote import first_line
 from normlens.io.writing import check_outputs, is_there
+from normlens.types import Json
 
 if TYPE_CHECKING:
     from normlens.lens import Lens
@@ -55,6 +56,29 @@ class Input:
     target: Annotated[str | None, typer.Option(help="What an encoder-decoder model is made to write.")] = None
     generate: Annotated[bool, typer.Option("--generate", help="Take what the model itself writes.")] = False
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut a text that is too long for the model.")] = False
+
+
+@dataclass(frozen=True)
+class MediaInput:
+    """Images and sound"""
+
+    images: Annotated[list[Path] | None, typer.Option("--image", help="An image (repeat).")] = None
+    audio: Annotated[Path | None, typer.Option(help="A recording: a WAV file.")] = None
+
+    def __bool__(self) -> bool:
+        return bool(self.images) or self.audio is not None
+
+    def options(self, text: str | None) -> Json:
+        """Return the arguments of `Lens.analyze` and `Lens.explain`; one image without a text is one input."""
+        options: Json = {}
+        if self.images:
+            several = len(self.images) > 1
+            if several and text is None:
+                raise InputError("several images need a text that they belong to; give one image, or a text")
+            options["images"] = list(self.images) if several else self.images[0]
+        if self.audio is not None:
+            options["audio"] = self.audio
+        return options
 
 
 # An experiment's passes over a corpus.

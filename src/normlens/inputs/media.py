@@ -64,6 +64,7 @@ class MediaEncoder:
         if images:
             given["images"] = [read_image(image) for image in images]
             notes["images"] = [_record(image, read) for image, read in zip(images, given["images"], strict=True)]
+            notes["image_geometry"] = self._geometry()
         if audio is not None:
             rate = self._rate()
             samples, original = read_sound(audio, sampling_rate, rate)
@@ -80,6 +81,17 @@ class MediaEncoder:
         """Return whether one row was given, and the rows; `options` holds those of `MediaOptions`."""
         single, rows = media_rows(text, options.get("images"), options.get("audio"))
         return single, [self(*row, options.get("sampling_rate")) for row in rows]
+
+    def _geometry(self) -> Json:
+        """The part of an image that the processor takes: how it is scaled, and then cut."""
+        reader = getattr(self._processor, "image_processor", self._processor)
+        found: Json = {}
+        for name, does, size in (("resize", "do_resize", "size"), ("crop", "do_center_crop", "crop_size")):
+            sizes = getattr(reader, size, None)
+            plain = {str(k): int(v) for k, v in dict(sizes or {}).items() if isinstance(v, int)}
+            if getattr(reader, does, False) and (set(plain) == {"shortest_edge"} or {"height", "width"} <= set(plain)):
+                found[name] = plain
+        return found
 
     def _rate(self) -> int:
         extractor = getattr(self._processor, "feature_extractor", self._processor)
@@ -148,6 +160,10 @@ def read_image(image: Image) -> Any:
         raise InputError(
             f"an image must be a path, a PIL image, or an array of height, width and 3 channels, got shape {array.shape}"
         )
+    if array.shape[2] == 4:
+        array = array[:, :, :3]  # without its transparency
+    elif array.shape[0] == 4 and array.shape[2] not in (1, 3):
+        array = array[:3]
     if not np.isfinite(array).all():
         raise InputError("an image holds NaN or infinity; check how it was made")
     return array

@@ -70,3 +70,19 @@ def _span(numbers: list[int]) -> str:
     """`1–6` where nothing is left out, else every number."""
     whole = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
     return f"{numbers[0]}–{numbers[-1]}" if whole else ", ".join(map(str, numbers))
+
+
+def save_on_image(analysis: Analysis, image: Path, folder: Path) -> list[Path]:
+    """Each map of each tower over the image, for the first position (`[CLS]`) and over all positions."""
+    from normlens.results.media import has_image
+
+    files = []
+    for kind, dataset in analysis.sites.items():
+        if not has_image(dataset["key_token"]):
+            continue
+        prefix = f"{kind}_" if len(analysis.sites) > 1 else ""
+        for name in (name for name in MAPS if name in dataset):
+            for query, which in ((0, "first"), (None, "all")):
+                figure = analysis.plot(name, site=kind, image=image, query=query)
+                files += save_figure(figure, folder / f"{prefix}{name}_{which}")
+    return files

@@ -87,7 +87,7 @@ def plot_explanation(
     for ax, kind in zip(axes, sides, strict=True):
         _draw_text(ax, lines[kind], scale, width - 0.2, total <= NUMBERED)
         if len(sides) > 1:
-            ax.set_title(SIDES[kind], fontsize=NOTE, color=QUIET)
+            ax.set_title(SIDES.get(kind, kind), fontsize=NOTE, color=QUIET)
     colours = ScalarMappable(norm=scale.norm, cmap=scale.colormap)
     bar = upper.colorbar(colours, ax=list(axes), location="bottom", aspect=30, shrink=0.4, anchor=(0.0, 0.5))
     bar.set_label(f"← {chosen.below}    {chosen.above} →", fontsize=NOTE)
@@ -180,7 +180,7 @@ class _OneStep:
             if "heads" in terms:
                 array = self._of(terms["heads"]).transpose("layer", "head")
                 columns = [str(number) for number in numbering(array, "head")]
-                title = "heads" if len(sites) == 1 else _GRIDS[kind]
+                title = "heads" if len(sites) == 1 else _GRIDS.get(kind, f"{kind} heads")
                 values = np.asarray(array.values, dtype=np.float64)
                 grids.append(_Grid(title, "head", numbering(array, "layer"), columns, values))
         only = next(iter(sites))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -149,19 +149,56 @@ class Analysis(Result["SiteAnalysis"]):
 
         return show(analysis_page(self, span=span, heads=heads), view, self._still, len(self.tokens))
 
-    def plot(self, measure: str | None = None, *, layer: int | None = None, site: str | None = None) -> Figure:
+    def image_map(
+        self, measure: str = "attnresln_n", *, query: int | None = 0, image: int = 0, site: str | None = None
+    ) -> xr.DataArray:
+        """Lay a map out over the patches of an image: the contribution of each patch to one position.
+
+        Args:
+            measure: A map, or a measure by head.
+            query: The position, by default the first (`[CLS]` where the model has it); None: the mean over all positions.
+            image: The image, where there are several.
+            site: The kind of site; by default the first whose keys are patches.
+
+        Returns:
+            The numbers (layer, row, column), with the head where the measure has one.
+        """
+        from normlens.results.media import image_map, site_with_places
+
+        keys = {kind: dataset["key_token"] for kind, dataset in self.sites.items() if "key_token" in dataset}
+        array = self.site(site_with_places(keys, site))[measure]
+        if "query" in array.dims:
+            count = array.sizes["query"]
+            if query is not None and not -count <= query < count:
+                raise InputError(f"query must be from 0 to {count - 1}, or negative from the end, got {query}")
+            array = array.mean("query") if query is None else array.isel(query=query)
+        return image_map(array, "key", image)
+
+    def plot(
+        self,
+        measure: str | None = None,
+        *,
+        layer: int | None = None,
+        site: str | None = None,
+        image: Any = None,
+        query: int | None = 0,
+    ) -> Figure:
         """Draw maps for a paper; `normlens.plots.save_figure` writes the figure.
 
         Args:
             measure: A map; by default all maps that were kept, side by side, and of one layer the last of them.
             layer: One layer at full size; by default all layers.
             site: The kind of site; by default the only one.
+            image: The image that was analysed, over which the contributions to one position are drawn. It is embedded.
+            query: That position; None: the mean over all positions.
 
         Returns:
             A matplotlib figure.
         """
         from normlens.plots.maps import plot_map, plot_maps
 
+        if image is not None:
+            return self._plot_on_image(measure or "attnresln_n", layer, site, image, query)
         chosen = self._only if site is None else self.site(site)
         cross = is_cross(chosen.kind)
         line = self.provenance_line()
@@ -174,6 +211,30 @@ class Analysis(Result["SiteAnalysis"]):
             return plot_map(array.sel(layer=layer), cross=cross, provenance=line)
         names = None if measure is None else [measure]
         return plot_maps(chosen.dataset, names, cross=cross, provenance=line)
+
+    def _plot_on_image(
+        self, measure: str, layer: int | None, site: str | None, image: Any, query: int | None
+    ) -> Figure:
+        from normlens.plots.media import plot_on_image
+
+        maps = self.image_map(measure, query=query, site=site)
+        if "head" in maps.dims:
+            maps = maps.mean("head")
+        layers = [int(number) for number in maps["layer"].values]
+        if layer is not None and layer not in layers:
+            raise InputError(f"layer must be one of {', '.join(map(str, layers))}, got {layer}")
+        chosen = layers if layer is None else [layer]
+        to = "all positions, on average" if query is None else str(maps["query_token"].values)
+        largest = maps.max(("row", "column"))
+        shares = maps / largest.where(largest > 0, 1.0)  # the norms of layers differ by orders of magnitude
+        return plot_on_image(
+            image,
+            {f"layer {number}": shares.sel(layer=number) for number in chosen},
+            geometry=self.provenance.get("image_geometry"),
+            label=f"{measure}: contribution of each patch to {to}; 1 is the largest of each layer",
+            mark=_patch_of(maps),
+            provenance=self.provenance_line(),
+        )
 
     def save_html(self, path: str | Path, *, span: tuple[int, int] | None = None, heads: bool | None = None) -> Path:
         """Write the viewer as one HTML file that opens offline."""
@@ -295,6 +356,14 @@ class SiteAnalysis:
     def key_tokens(self) -> list[str]:
         """The tokens at the key axis."""
         return [str(token) for token in self.dataset["key_token"].values]
+
+
+def _patch_of(maps: xr.DataArray) -> tuple[int, int] | None:
+    """Row and column of the query that a map was taken of, where it is a patch itself."""
+    row, column = (maps.coords.get(f"query_{name}") for name in ("row", "column"))
+    if row is None or column is None or row.ndim or int(row) < 0:
+        return None
+    return int(row), int(column)
 
 
 def difference(left: Analysis, right: Analysis) -> Analysis:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _FORMAT = 1
 #: Above this share of the number itself, a gap is spoken of.
 _NOTABLE = 0.01
+#: Steps that a figure of sound shows below each other.
+_MOST_ROWS = 12
 #: What may be kept, in the order in which it is shown.
 PARTS = ("tokens", "states", "edges", "heads", "blocks", "direct", "biases")
 #: What is kept where nothing is named: edges grow with the square of the length, and are asked for.
@@ -204,15 +206,76 @@ class Explanation(Result["SiteExplanation"]):
 
         return save_html(explanation_page(self), path)
 
-    def plot(self, *, words: bool = False, step: int | None = None, width: float = 6.6) -> Figure:
+    def image_map(self, *, image: int = 0, site: str | None = None) -> xr.DataArray:
+        """The signed terms of the patches of an image (row, column); steps are added.
+
+        Args:
+            image: The image, where there are several.
+            site: The kind of site; by default the first with patches.
+
+        Returns:
+            The terms. Those of special positions (`[CLS]`) have no place in it.
+        """
+        from normlens.results.media import image_map, site_with_places
+
+        tokens = {kind: arrays["tokens"] for kind, arrays in self.sum_of_steps().sites.items() if "tokens" in arrays}
+        return image_map(tokens[site_with_places(tokens, site)], "key", image)
+
+    def plot(
+        self,
+        *,
+        words: bool = False,
+        step: int | None = None,
+        width: float = 6.6,
+        image: Any = None,
+        audio: Any = None,
+        sampling_rate: int | None = None,
+    ) -> Figure:
         """A figure for a paper: the text coloured by signed terms and the heads; `normlens.plots.save_figure` writes it.
 
-        `words` adds the terms of each word's tokens, `step` chooses one of several steps, which are added without it, and
-        `width` is in inches.
+        Args:
+            words: Add the terms of each word's tokens.
+            step: One of several steps (from 1), which are added without it.
+            width: The width in inches.
+            image: The image that was explained, over which the terms of its patches are drawn. It is embedded.
+            audio: The sound that was explained, below whose waveform its terms are drawn.
+            sampling_rate: Of samples; a file says so itself.
         """
         from normlens.plots.explanation import plot_explanation
 
+        if image is not None:
+            from normlens.plots.media import plot_on_image
+
+            return plot_on_image(
+                image,
+                {f"{self.provenance.get('output') or 'direction'}"[:40]: self.image_map()},
+                geometry=self.provenance.get("image_geometry"),
+                signed=True,
+                label="← lowers it    term of each patch    raises it →",
+                provenance=self.provenance_line(),
+            )
+        if audio is not None:
+            return self._plot_on_sound(audio, sampling_rate)
+
         return plot_explanation(self, words=words, step=step, width=width)
+
+    def _plot_on_sound(self, audio: Any, sampling_rate: int | None) -> Figure:
+        from normlens.inputs.media import read_sound
+        from normlens.plots.media import plot_on_sound
+        from normlens.results.media import site_with_places
+
+        tokens = {kind: arrays["tokens"] for kind, arrays in self.sites.items() if "tokens" in arrays}
+        array = tokens[site_with_places(tokens, None, sound=True)]
+        rows = {}
+        if "step" in array.dims:
+            for number in range(min(array.sizes["step"], _MOST_ROWS)):
+                one = array.isel(step=number)
+                rows[f"{number + 1}. {readable(str(one['output_token'].values))}"] = one
+        else:
+            rows[str(self.provenance.get("output"))] = array
+        rate = 16_000
+        samples, _ = read_sound(audio, sampling_rate, rate)
+        return plot_on_sound(samples, rate, rows, label="term", provenance=self.provenance_line())
 
     def _repr_html_(self) -> str:
         from normlens.viewer.inline_text import inline_html

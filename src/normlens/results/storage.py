@@ -62,18 +62,23 @@ def _labelled(tree: xr.DataTree, kind: str, labels: Mapping[str, Sequence[str]])
     node = tree[kind]
     if not isinstance(node, xr.DataTree):
         raise TypeError(f"{kind} is no site")
-    strings = {f"{axis}_token": (axis, np.array(tokens, dtype=object)) for axis, tokens in labels.items()}
+    strings = {}
+    for name, values in labels.items():
+        axis, _, kind = name.partition("_")
+        strings[f"{axis}_{kind or 'token'}"] = (axis, np.array(values, dtype=object))
     return node.to_dataset(inherit=False).assign_coords(strings)
 
 
 def _write(analysis: Analysis, folder: Path) -> None:
     # Token strings stand in the record, not in arrays: Zarr has no settled type for strings of any length.
-    labels = {
-        kind: {axis: dataset[f"{axis}_token"].values.tolist() for axis in ("query", "key")}
-        for kind, dataset in analysis.sites.items()
-    }
+    labels = {}
+    for kind, dataset in analysis.sites.items():
+        strings = {str(name): c.values.tolist() for name, c in dataset.coords.items() if c.dtype == object}
+        labels[kind] = {name.removesuffix("_token"): values for name, values in strings.items()}
     record = {"format": _FORMAT, "provenance": dict(analysis.provenance), "tokens": labels}
-    plain = {kind: dataset.drop_vars(["query_token", "key_token"]) for kind, dataset in analysis.sites.items()}
+    plain = {}
+    for kind, dataset in analysis.sites.items():
+        plain[kind] = dataset.drop_vars([name for name, c in dataset.coords.items() if c.dtype == object])
     tree = xr.DataTree.from_dict({f"/{kind}": dataset for kind, dataset in plain.items()})
     tree.attrs["normlens"] = json.dumps(record, ensure_ascii=False)
     write_tree(tree, folder)

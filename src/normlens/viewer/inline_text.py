@@ -47,7 +47,7 @@ def inline_html(explanation: Explanation) -> str:
         facts.append(f"{len(names)} steps added; show() has each")
     rows = [f"<div>{head}: {'; '.join(facts)}</div>"]
     for kind, array in added.items():
-        label = f'<span style="opacity:.7">{SIDES[kind]}: </span>' if len(added) > 1 else ""
+        label = f'<span style="opacity:.7">{SIDES.get(kind, kind)}: </span>' if len(added) > 1 else ""
         rows.append(f'<div style="line-height:2" dir="auto">{label}{_coloured(array, top)}</div>')
     key = (
         f'<span style="{_ground(1.0)};{_CHIP}">{_safe(above)}</span> '

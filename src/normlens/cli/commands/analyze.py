@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption, check_saved
+from normlens.cli.options import Input, JsonOption, MediaInput, ModelChoice, OverwriteOption, check_saved
 from normlens.cli.terminal import console, note, print_json, progress_bar, show
+from normlens.errors import InputError
 from normlens.io.writing import atomic_files, check_outputs, refuse_input, write_table
 from normlens.options import WordMode
 from normlens.types import Json
@@ -42,22 +44,26 @@ class Measures:
 
 
 def analyze(
-    text: Annotated[str, typer.Argument(help="The text to analyse.")],
     given: Input,
+    media: MediaInput,
     chosen: ModelChoice,
     computed: Measures,
     out: Annotated[Path | None, typer.Option(help="A folder for the pictures, the table and the result.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
+    text: Annotated[str | None, typer.Argument(help="The text to analyse; not needed with --image or --audio.")] = None,
 ) -> None:
-    """Show what each token of TEXT really draws on."""
+    """Show what each token of TEXT (or patch of an image) really draws on."""
+    if text is None and not media:
+        raise InputError("give a text, --image or --audio")
     if out is not None:
         _check_folder(out, chosen.model, overwrite)
     lens = chosen.open()
-    _announce(lens, computed.measures or [], text, given.pair)
+    if text is not None:
+        _announce(lens, computed.measures or [], text, given.pair)
     with progress_bar("analysing") as progress:
-        analysis = lens.analyze(text, **vars(given), **computed.options(), progress=progress)
-    files = [] if out is None else write_files(analysis, out, overwrite=overwrite)
+        analysis = lens.analyze(text, **vars(given), **computed.options(), **media.options(text), progress=progress)
+    files = [] if out is None else write_files(analysis, out, overwrite=overwrite, images=media.images or ())
     if as_json:
         print_json(_document(analysis, files))
         return
@@ -89,12 +95,14 @@ def _check_folder(folder: Path, model: str | None, overwrite: bool) -> None:
     check_outputs([folder / _TABLE], inputs, replace=overwrite, remedy=_REMEDY)
 
 
-def write_files(analysis: Analysis, folder: Path, *, overwrite: bool = False) -> list[Path]:
+def write_files(
+    analysis: Analysis, folder: Path, *, overwrite: bool = False, images: Sequence[Path] = ()
+) -> list[Path]:
     """Pictures (PNG and SVG), a tidy table (CSV) and the result itself (Zarr), all of them or none."""
-    from normlens.plots.analysis import save_all
+    from normlens.plots.analysis import save_all, save_on_image
 
     with atomic_files(folder, overwrite=overwrite, remedy=_REMEDY) as draft:
-        drawn = save_all(analysis, draft)
+        drawn = save_on_image(analysis, images[0], draft) if images else save_all(analysis, draft)
         written = [*drawn, write_table(draft / _TABLE, analysis.to_frame()), analysis.save(draft / RESULT)]
         names = [path.relative_to(draft) for path in written]
     return [folder / name for name in names]

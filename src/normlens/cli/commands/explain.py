@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normlens.cli.options import Input, JsonOption, ModelChoice, OverwriteOption, check_saved
+from normlens.cli.options import Input, JsonOption, MediaInput, ModelChoice, OverwriteOption, check_saved
 from normlens.cli.terminal import console, print_json, progress_bar, show
 from normlens.errors import InputError
-from normlens.options import AttentionRule, Baseline
+from normlens.io.writing import check_outputs
+from normlens.options import AttentionRule, Baseline, Tower
 from normlens.types import Json
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Question:
     output: Annotated[
         str | None,
         typer.Option(
-            help="A token (mind its space: ' Paris'), a label or its number; the model's own choice without it."
+            help="A token (mind its space: ' Paris'), a label, or its number as #7; the model's own choice without it."
         ),
     ] = None
     against: Annotated[str | None, typer.Option(help="Explain the difference to this output.")] = None
@@ -36,6 +37,9 @@ class Question:
     attention: Annotated[
         AttentionRule, typer.Option(help="Hold attention weights fixed, or integrate scores and values.")
     ] = "fixed"
+    through: Annotated[
+        Tower | None, typer.Option(help="Carry the terms of images or sound in a language model on to their tower.")
+    ] = None
     baseline: Annotated[Baseline, typer.Option(help="What a term is measured from: the mean embedding, or zero.")] = (
         "mean"
     )
@@ -45,7 +49,12 @@ class Question:
 
     def options(self) -> Json:
         """Return the arguments of `Lens.explain`."""
-        return {**vars(self), "parts": self.parts or None}
+        return {
+            **vars(self),
+            "parts": self.parts or None,
+            "output": _number(self.output),
+            "against": _number(self.against),
+        }
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,9 @@ class Result:
     """Result"""
 
     words: Annotated[bool, typer.Option("--words", help="Show words instead of tokens: exact sums.")] = False
+    picture: Annotated[
+        Path | None, typer.Option(help="A figure (.png, .svg, .pdf); of an image or a recording, over it.")
+    ] = None
     out: Annotated[Path | None, typer.Option(help="A Zarr folder for the result, which `normlens.open` reads.")] = None
     overwrite: OverwriteOption = False
     as_json: JsonOption = False
@@ -120,32 +132,51 @@ def explain(
     question: Question,
     given: Input,
     documents: Documents,
+    media: MediaInput,
     chosen: ModelChoice,
     result: Result,
     text: Annotated[
-        str | None, typer.Argument(help="The text whose output is explained; not needed with --chat.")
+        str | None, typer.Argument(help="The text whose output is explained; not needed with --chat or --image.")
     ] = None,
 ) -> None:
     """Show what made one number of the model's output: every token, head and bias, adding up to it."""
     words, out, overwrite = result.words, result.out, result.overwrite
     if out is not None:
         check_saved(out, [Path(chosen.model)] if chosen.model else [], "a saved explanation", overwrite)
-    if (text is None) == (documents.chat is None):
-        raise InputError("give either a text or --chat")
+    if (text is None) == (documents.chat is None) and not media:
+        raise InputError("give either a text, --chat, --image or --audio")
+    if result.picture is not None:
+        check_outputs([result.picture], [], replace=overwrite, remedy="pass --overwrite to replace it")
     asked, options = documents.question(text)
     lens = chosen.open()
     with progress_bar("explaining") as progress:
+        options |= media.options(asked)
         explanation = lens.explain(asked, **vars(given), **question.options(), **options, progress=progress)
     if out is not None:
         explanation.save(out, overwrite=overwrite)
+    if result.picture is not None:
+        _draw(explanation, media, result.picture)
     from normlens.results.tables import ExplanationTables
 
     if result.as_json:
         print_json(_document(explanation, words, out))
         return
     console().print(ExplanationTables(explanation, words))
-    if out is not None:
-        show(f"wrote {out}")
+    for file in (out, result.picture):
+        if file is not None:
+            show(f"wrote {file}")
+
+
+def _draw(explanation: Explanation, media: MediaInput, path: Path) -> None:
+    from normlens.plots.figure import save_figure
+
+    image = media.images[0] if media.images else None
+    save_figure(explanation.plot(image=image, audio=None if image is not None else media.audio), path)
+
+
+def _number(output: str | None) -> str | int | None:
+    """An output by its number where it is written as one behind a `#`: a shell knows no numbers."""
+    return int(output[1:]) if output is not None and output[:1] == "#" and output[1:].isdecimal() else output
 
 
 # ---- for programs ----------------------------------------------------------------------------------------------------
