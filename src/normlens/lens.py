@@ -249,8 +249,14 @@ class Lens:
         check_batch_size(batch_size)
         if media:
             options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
-            unused = {"pair": pair, "words": words, "generate": generate, "pretokenized": pretokenized}
-            return self._analyze_media(text, target, media, options, unused, batch_size)
+            unused = {
+                "pair": pair,
+                "words": words,
+                "generate": generate,
+                "pretokenized": pretokenized,
+                "truncate": truncate,
+            }
+            return self._analyze_media(text, target, media, options, unused, batch_size, progress)
         single, items = as_lists(text, pair, target, pretokenized)
         options = _request_options(words, precision, measures=measures, mixing=mixing, layers=layers)
         request = self._request(self.anatomy, options)
@@ -274,7 +280,14 @@ class Lens:
         return analyses[0] if single else [analyses[i] for i in range(len(encoded))]
 
     def _analyze_media(
-        self, text: Any, target: Any, media: MediaOptions, options: Options, unused: Options, batch_size: int
+        self,
+        text: Any,
+        target: Any,
+        media: MediaOptions,
+        options: Options,
+        unused: Options,
+        batch_size: int,
+        progress: Callable[[int, int], None] | None,
     ) -> Analysis | list[Analysis]:
         """Analyse images or sound, with or without text."""
         for name in media:
@@ -287,7 +300,14 @@ class Lens:
         targets = target if isinstance(target, list | tuple) else [target] * len(rows)
         if len(targets) != len(rows):
             raise InputError(f"got {len(rows)} rows and {len(targets)} targets; each row needs its target")
+        starts = getattr(getattr(self.model, "config", None), "decoder_start_token_id", None)
         for number, written in enumerate(targets):
+            if written is None and starts is not None and self.traced.two_sided:
+                raise InputError(
+                    "target is missing for an encoder-decoder model; pass target=… (--target on the shell)"
+                )
+            if written is not None and not self.traced.two_sided:
+                raise InputError("target is for encoder-decoder models, this one has one side; leave it out")
             if written is not None:
                 shifted, _, _ = self.encoder.target(written, truncate=False, pretokenized=False)
                 decoder = {"decoder_input_ids": torch.tensor([shifted.ids])}
@@ -300,6 +320,8 @@ class Lens:
             chosen = [rows[i] for i in batch]
             inputs = joined(chosen, first.device, first.dtype)
             analyses += self._analyze_batch(inputs, None, options, notes=[row.notes for row in chosen])
+            if progress is not None:
+                progress(len(analyses), len(rows))
         return analyses[0] if single else analyses
 
     def stream(
@@ -604,7 +626,8 @@ class Lens:
 
     def labels(self, inputs: ModelInputs) -> InputLabels:
         """Labels for the positions of prepared inputs: tokens, patches and frames where they are known."""
-        return InputLabels(self.encoder, PlaceReader(getattr(self.model, "config", None), self.extractor), inputs)
+        places = PlaceReader(getattr(self.model, "config", None), self.extractor, shuffled=is_seeded(self.model))
+        return InputLabels(self.encoder, places, inputs)
 
 
 def _guarded(progress: Callable[[int, int], None]) -> Callable[[int, int], None]:

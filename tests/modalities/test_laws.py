@@ -169,7 +169,7 @@ def test_windows_are_not_images() -> None:
 
 def test_random_masks_are_the_same_in_every_pass() -> None:
     torch.manual_seed(0)
-    sizes = {name: value for name, value in models.VISION.items()}
+    sizes = models.VISION
     model = models.filled(tf.ViTMAEModel(tf.ViTMAEConfig(**sizes, mask_ratio=0.5)), dtype=torch.float32)
     lens, inputs = Lens(model), {"pixel_values": models.pixels().float()}
     state = torch.get_rng_state()

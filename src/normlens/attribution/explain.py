@@ -75,6 +75,8 @@ def explain_texts(
         options.get("seed"),
     )
     if options.get("images") is not None or options.get("audio") is not None:
+        if pair is not None:
+            raise InputError("pair cannot be used with images or audio; leave it out")
         return _explain_media(lens, resolver, request, reading, text, target, options)
     write = JobWriter(lens, resolver, reading, direction=request.direction is not None)
     single, rows = _rows(lens, text, pair, target, options)
@@ -349,7 +351,9 @@ class _Batch:
             terms = self._terms(run, steps, settings)
             if own is not None:
                 output_error = check_number(terms[0], *own, settings)
-                replay_error = check_replay(run, terms[0], steps[0], steps[0].sizes, settings, through=request.through)
+                replay_error = check_replay(
+                    run, terms[0], steps[0], steps[0].sizes, settings, through=request.through is not None
+                )
                 traced.explain_errors[kind] = replay_error, output_error
         if request.baseline == "mean":
             terms = [each.beyond_baseline() for each in terms]
@@ -372,15 +376,25 @@ class _Batch:
 
     def _terms(self, run: Run, steps: Sequence[Numbers], settings: ProofSettings) -> list[Terms]:
         """The terms of each step, which must add up."""
-        through = self.request.through
+        through = self.request.through is not None
         terms = [run.explain(numbers, again=numbers is not steps[-1], through=through) for numbers in steps]
         if run.observer.mixed_rows:
             raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
         for each, numbers in zip(terms, steps, strict=True):
             check_finite(each.value, settings.family)
+            self._check_through(each)
             check_sums(each, settings, numbers.sizes)
             check_edges(each, settings, numbers.sizes)
         return terms
+
+    def _check_through(self, terms: Terms) -> None:
+        """Refuse `through` where terms were carried on to no tower of that name."""
+        tower = self.request.through
+        if tower is not None and not any(modality_of(s.input) == tower and s.carried for s in terms.stacks):
+            raise InputError(
+                f"through={tower!r} found no {tower} tower in front of a language model whose layers take one vector for "
+                "each position; leave it out"
+            )
 
     def _traced_layers(self, inputs: ModelInputs, on_inputs: bool) -> tuple[LayerCall, ...]:
         try:

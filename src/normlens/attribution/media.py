@@ -48,11 +48,20 @@ class MediaJobs:
         if self._two_sided and self._resolver.head == "translation":
             if output is None:
                 raise InputError("target is missing; pass target=…, output=…, or generate=True")
+            if position is not None:
+                raise InputError(
+                    "position needs a target, none was given; pass target=… with it, or leave position out"
+                )
             ids = self._resolver.ids(output, "output")
-            return self._written(row, [self._resolver.start_token(), *ids])
+            second = None if against is None else self._resolver.one(against, "against")
+            if second is not None:
+                self._resolver.one(output, "output")  # says that one token is meant
+            return self._written(row, [self._resolver.start_token(), *ids], second)
         if self._resolver.head == "causal" and isinstance(output, str) and not self._direction:
             ids = self._resolver.ids(output, "output")
             if len(ids) > 1:
+                if position is not None or against is not None:
+                    self._resolver.one(output, "output")  # says that one token is meant
                 return self._continued(row, ids)
         return row, None
 
@@ -81,10 +90,10 @@ class MediaJobs:
             found = self._continued(row, new)
         return replace(found[0], notes=found[0].notes | notes), found[1]
 
-    def _written(self, row: MediaRow, written: Sequence[int]) -> tuple[MediaRow, Job]:
+    def _written(self, row: MediaRow, written: Sequence[int], against: int | None = None) -> tuple[MediaRow, Job]:
         """What a decoder writes from its start token on, token by token."""
         read = _with_decoder(row, written[:-1], {})
-        steps = tuple(Question(place, token) for place, token in enumerate(written[1:]))
+        steps = tuple(Question(place, token, against) for place, token in enumerate(written[1:]))
         target = self._lens.encoder.label(list(written[:-1]))
         source = self._source(read)
         return read, Job(EncodedText({}, source, target), steps, len(steps) > 1)

@@ -344,11 +344,16 @@ class Observer:
 
         A wrong guess would show: the terms of each row must add up to the number of that row.
         """
-        for axes in ((0, 1), (1, 0)):
-            rows = vectors.shape[axes[0]]
-            if rows == self.rows or (axes == (0, 1) and self.rows == 1):
-                return axes
-        return None
+        if vectors.shape[0] % self.rows == 0:
+            return 0, 1
+        if vectors.shape[1] == self.rows:
+            return 1, 0
+        if media_of(vectors) is None:
+            return None
+        raise AnatomyError(
+            f"a tower takes {vectors.shape[0]} images or windows for {self.rows} rows, so that its terms belong to no row; "
+            "pass one row at a time"
+        )
 
     def _placed(self, vectors: Tensor) -> tuple[tuple[int, int], Root | None] | None:
         """Axes of rows and positions of the vectors that enter a stack, and what they were made from.

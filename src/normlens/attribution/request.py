@@ -62,7 +62,7 @@ class ExplainRequest:
     direction: Tensor | None
     edges_top: int | None
     by_name: bool  # whether parts were asked for by name: then none may be missing
-    through: bool = False  # whether terms of images or sound are carried on to their tower
+    through: Tower | None = None  # the tower to which terms of images or sound are carried on
 
     @classmethod
     def of(cls, options: Options, allowed: Any) -> ExplainRequest:
@@ -90,7 +90,7 @@ class ExplainRequest:
             direction=_vector(options.get("direction")),
             edges_top=edges_top,
             by_name=parts is not None or edges_top is not None,
-            through=_one_of("through", options.get("through"), (None, *get_args(Tower))) is not None,
+            through=_one_of("through", options.get("through"), (None, *get_args(Tower))),
         )
 
     def keeps(self, *parts: str) -> bool:
@@ -117,9 +117,10 @@ class ExplainRequest:
 
 
 def _one_of(name: str, value: Any, known: Sequence[str | None]) -> Any:
-    for each in known:
-        if each == value:
-            return each
+    if value is None or isinstance(value, str):
+        for each in known:
+            if each == value:
+                return each
     raise InputError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 

@@ -17,8 +17,8 @@ from normlens.anatomy.scope import SEED, is_seeded
 from normlens.attribution.jobs import Job
 from normlens.attribution.questions import Answer, Resolver, real_positions
 from normlens.attribution.request import ExplainRequest
-from normlens.attribution.terms import Terms, Where
-from normlens.errors import InputError
+from normlens.attribution.terms import StackOrigin, Terms, Where
+from normlens.errors import InputError, NormlensError
 from normlens.inputs.places import coordinates, numbered
 from normlens.inputs.tokens import Tokens
 from normlens.lens import Lens
@@ -52,6 +52,8 @@ def explanation(
     """The result of one row: its arrays, its value, its proof and its record."""
     labels = _labels(lens, resolver, inputs, row, job, solved)
     solved = replace(solved, steps=[terms.on_real(labels.real) for terms in solved.steps])
+    if any(labels.hidden):
+        solved = replace(solved, steps=[terms.with_hidden(labels.hidden) for terms in solved.steps])
     found = labelled(solved.steps, labels, request.parts, request.edges_top)
     if request.by_name and found.left_out:
         raise InputError(
@@ -122,7 +124,7 @@ def _media_labels(
 ) -> Labels:
     """The labels where images or sound are among the inputs: by what each stack's vectors were made of."""
     first, labels = solved.steps[0], lens.labels(inputs)
-    sites = _site_names([stack.input for stack in first.stacks], resolver)
+    sites = _site_names(lens, resolver, inputs, first.stacks)
     sides, real = [], []
     for stack, tokens in zip(first.stacks, first.tokens, strict=True):
         count = tokens.shape[1]
@@ -150,13 +152,21 @@ def _media_labels(
     return Labels(sites, sides, real, job.stepwise, names, hidden)
 
 
-def _site_names(origins: Sequence[str], resolver: Resolver) -> list[str]:
-    """The names of stacks, as an analysis of the model has them."""
-    modalities = [modality_of(origin) for origin in origins]
+def _site_names(lens: Lens, resolver: Resolver, inputs: ModelInputs, stacks: Sequence[StackOrigin]) -> list[str]:
+    """The names of stacks: those that an analysis of the model gives to their self-attention, where it can be read."""
+    try:
+        sites = [site for site in lens.traced.anatomy_for(inputs).sites if not site.is_cross]
+    except NormlensError:
+        sites = []
+    modalities = [modality_of(stack.input) for stack in stacks]
     beside_text = "text" in modalities
     names: list[str] = []
-    for modality in modalities:
-        if modality in ("vision", "audio"):
+    for stack, modality in zip(stacks, modalities, strict=True):
+        inside = set(stack.layer.modules()) if stack.layer is not None else set()
+        analysed = next((site.kind for site in sites if site.attention in inside), None)
+        if analysed is not None:
+            name = analysed
+        elif modality in ("vision", "audio"):
             name = modality if beside_text else "encoder"
         elif modality == "text" and not is_encoder_decoder(resolver.model):
             name = "text" if resolver.head == "similarity" else resolver.only_side

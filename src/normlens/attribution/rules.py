@@ -397,10 +397,23 @@ def group_norm(run: FrozenPass, call: OpCall) -> Any:
 
 
 def batch_norm(run: FrozenPass, call: OpCall) -> Any:
-    """Batch normalization in evaluation: an affine map."""
-    out = call()
-    _add_constant(run, out, call.function, call.args, call.kwargs)
-    return out
+    """Batch normalization in evaluation: an affine map, spelled out.
+
+    PyTorch 2.13's own backward pass on the CPU is wrong for one row of a tensor whose channels lie last in memory.
+    """
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = call.named(*names)
+    x, mean, variance = given["input"], given["running_mean"], given["running_var"]
+    if given.get("training") or mean is None or variance is None:
+        raise AnatomyError(
+            "`batch_norm` over the batch mixes its rows and has no rule, so this model cannot be explained"
+        )
+    scale = torch.rsqrt(variance + given.get("eps", 1e-5))
+    scale = scale if given.get("weight") is None else scale * given["weight"]
+    shift = -mean * scale if given.get("bias") is None else given["bias"] - mean * scale
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    with run:
+        return x * scale.view(shape) + shift.view(shape)
 
 
 def unit(run: FrozenPass, call: OpCall) -> Any:

@@ -54,6 +54,8 @@ class StackOrigin:
     reached: bool  # whether terms belong to them; those of a tower stand at the model that takes its output
     items: int  # images of a row
     grid: tuple[int, int] | None = None  # height and width of a feature map
+    carried: bool = False  # whether a later stack's terms were carried on to it
+    layer: nn.Module | None = None  # its first layer
 
 
 @dataclass
@@ -122,6 +124,15 @@ class Terms:
                 constants[stack, 0, "baseline"] = (tokens[stack] - given).sum(1)
                 tokens[stack] = given
         return replace(self, tokens=tokens, constants=constants)
+
+    def with_hidden(self, hidden: Sequence[bool]) -> Terms:
+        """The same sum, with the constants of stacks that are not shown under those of the last one that is."""
+        shown = [number for number, out in enumerate(hidden) if not out]
+        constants: dict[Where, Tensor] = {}
+        for (stack, layer, block), given in self.constants.items():
+            where = (shown[-1], 0, "head") if hidden[stack] else (stack, layer, block)
+            constants[where] = constants[where] + given if where in constants else given
+        return replace(self, constants=constants)
 
     def on_real(self, real: Sequence[Sequence[int]]) -> Terms:
         """The same sum of one row, with what other positions than the real ones of each stack gave under `biases`."""
@@ -218,12 +229,19 @@ class Run:
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
         reached = [stack.leaf.grad is not None for stack in observer.stacks]
         self._find_made()
+        before = list(reached)
         if through:
             self._carry_on(reached)
+        carried = [now and not earlier for now, earlier in zip(reached, before, strict=True)]
         terms = self._collect(value.detach().cpu().double(), through)
         terms.stacks = [
             StackOrigin(
-                stack.entrance.media or _name_of(stack.root), reached[number], stack.entrance.items, stack.entrance.grid
+                stack.entrance.media or _name_of(stack.root),
+                reached[number],
+                stack.entrance.items,
+                stack.entrance.grid,
+                carried[number],
+                observer.layers.followed.calls[stack.entrance.layer - 1],
             )
             for number, stack in enumerate(observer.stacks)
         ]

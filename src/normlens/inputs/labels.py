@@ -10,7 +10,7 @@ from normlens.anatomy.inputs import modality_of, rows_of
 from normlens.anatomy.kinds import Kind, is_cross, item_of
 from normlens.errors import InputError
 from normlens.inputs.encoding import TextEncoder
-from normlens.inputs.places import PlaceReader, grid_places, labelled, media_in, numbered
+from normlens.inputs.places import Place, PlaceReader, grid_places, labelled, media_in, numbered
 from normlens.inputs.tokens import Tokens
 from normlens.types import Json, ModelInputs
 
@@ -49,6 +49,8 @@ class InputLabels:
 
     def of_tower(self, tower: str, row: int, count: int, items: int = 1) -> Tokens:
         """Positions of a tower; those of several images one after the other."""
+        if items > 1 and items != images_in(self._inputs):  # windows, or images of several rows
+            return labelled([Place("image" if tower == "vision" else "audio")] * count)
         each = [self._places.of_tower(self._row(row), tower, count // items, item) for item in range(items)]
         if items == 1:
             return each[0]
@@ -116,6 +118,12 @@ def images_in(inputs: ModelInputs) -> int:
 def check_media_rows(config: Any, inputs: ModelInputs) -> None:
     """Refuse a batch in which it is not known which image or sound belongs to which row."""
     rows, ids = rows_of(inputs), inputs.get("input_ids")
+    mask = inputs.get("attention_mask")
+    if media_in(inputs) and ids is None and isinstance(mask, Tensor) and not bool(mask.all()):
+        raise InputError(
+            "attention_mask pads sound or images, whose positions the model makes fewer of; pass each row by itself, cut to "
+            "its length and without a mask"
+        )
     if rows == 1 or not isinstance(ids, Tensor) or not media_in(inputs):
         return
     marks = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -68,6 +69,7 @@ class MediaEncoder:
         if audio is not None:
             rate = self._rate()
             samples, original = read_sound(audio, sampling_rate, rate)
+            self._check_length(samples, rate)
             given |= {"audio": samples, "sampling_rate": rate}
             notes["audio"] = _record(audio, samples) | {"sampling_rate": original, "seconds": len(samples) / rate}
         if text is not None:
@@ -81,6 +83,16 @@ class MediaEncoder:
         """Return whether one row was given, and the rows; `options` holds those of `MediaOptions`."""
         single, rows = media_rows(text, options.get("images"), options.get("audio"))
         return single, [self(*row, options.get("sampling_rate")) for row in rows]
+
+    def _check_length(self, samples: np.ndarray, rate: int) -> None:
+        """Refuse a recording that the extractor would cut without a word."""
+        extractor = getattr(self._processor, "feature_extractor", self._processor)
+        most = getattr(extractor, "n_samples", None)
+        if isinstance(most, int) and len(samples) > most:
+            raise InputError(
+                f"the recording has {len(samples) / rate:.1f} s and the model takes {most / rate:.1f} s; cut it, and pass "
+                "the parts one by one"
+            )
 
     def _geometry(self) -> Json:
         """The part of an image that the processor takes: how it is scaled, and then cut."""
@@ -153,7 +165,7 @@ def read_image(image: Image) -> Any:
             raise InputError(f"{str(image)!r} cannot be read as an image: {first_line(error)}") from error
     if hasattr(image, "convert"):
         return image.convert("RGB")
-    array = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+    array = _array("an image", image)
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], 3, axis=2)
     if array.ndim != 3 or not {array.shape[0], array.shape[2]} & {1, 3, 4}:
@@ -180,15 +192,15 @@ def read_sound(sound: Sound, sampling_rate: int | None, rate: int) -> tuple[np.n
     if isinstance(sound, str | Path):
         samples, sampling_rate = _read_wav(Path(sound))
     else:
-        samples = sound.detach().cpu().numpy() if isinstance(sound, Tensor) else np.asarray(sound)
-        if samples.dtype == object or samples.ndim not in (1, 2) or samples.size == 0:
-            raise InputError(f"audio must be a path or samples (time, or channel and time), got {type(sound).__name__}")
-        samples = samples.mean(axis=0) if samples.ndim == 2 else samples
-    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, int) or sampling_rate < 1:
+        samples = _array("audio", sound)
+        if samples.ndim not in (1, 2) or samples.size == 0:
+            raise InputError(f"audio must be a path or samples (time, or channel and time), got shape {samples.shape}")
+        samples = samples.mean(axis=int(np.argmin(samples.shape))) if samples.ndim == 2 else samples
+    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, Integral) or sampling_rate < 1:
         raise InputError(
             f"sampling_rate must be given with samples, as a whole number, got {sampling_rate!r}; the model takes {rate}"
         )
-    samples = samples.astype(np.float32)
+    samples, sampling_rate = samples.astype(np.float32), int(sampling_rate)
     if not np.isfinite(samples).all():
         raise InputError("audio holds NaN or infinity; check how it was made")
     if sampling_rate != rate:
@@ -202,6 +214,19 @@ def read_sound(sound: Sound, sampling_rate: int | None, rate: int) -> tuple[np.n
         divisor = int(np.gcd(sampling_rate, rate))
         samples = resample_poly(samples, rate // divisor, sampling_rate // divisor).astype(np.float32)
     return samples, sampling_rate
+
+
+def _array(what: str, given: Any) -> np.ndarray:
+    """Numbers as an array; whatever holds none is refused."""
+    if isinstance(given, Tensor):
+        if given.layout != torch.strided or given.is_quantized or given.is_meta:
+            raise InputError(f"{what} must be a dense tensor, got one with layout {given.layout}")
+        given = given.detach().cpu()
+        given = (given.float() if given.is_floating_point() else given).numpy()
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{what} must be a path or real numbers, got {type(given).__name__} of {array.dtype}")
+    return array
 
 
 def _read_wav(path: Path) -> tuple[np.ndarray, int]:

@@ -21,6 +21,10 @@ from normlens.types import ModelInputs
 Modality = Literal["text", "image", "audio", "special"]
 
 
+#: Settings of models that make one position of several neighbouring patches.
+_MERGES = ("spatial_merge_size", "scale_factor", "downsample_ratio", "downsample_factor", "mm_tokens_per_image")
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of one position; numbers that it does not have are -1 or NaN."""
@@ -72,10 +76,11 @@ class PlaceReader:
     Args:
         config: The model's configuration.
         extractor: Its feature extractor, which knows how many samples a frame of sound has; None: seconds are not known.
+        shuffled: Whether the model draws its patches at random, so that their places are not known.
     """
 
-    def __init__(self, config: Any, extractor: Any = None) -> None:
-        self._config, self._extractor = config, extractor
+    def __init__(self, config: Any, extractor: Any = None, *, shuffled: bool = False) -> None:
+        self._config, self._extractor, self._shuffled = config, extractor, shuffled
 
     def of_tower(self, inputs: ModelInputs, tower: str, count: int, item: int = 0) -> Tokens:
         """The positions of a stack of layers over images or sound.
@@ -97,8 +102,6 @@ class PlaceReader:
             positions = [n for n, token in enumerate(tokens.ids) if token in marks]
             if positions:
                 found = self._merged(inputs, len(positions)) if modality == "image" else None
-                if modality == "audio":
-                    found = self._frames(inputs, len(positions))
                 for n, position in enumerate(positions):
                     places[position] = found[n] if found else Place(modality)  # type: ignore[arg-type]
         if all(place.modality == "text" for place in places):
@@ -111,8 +114,10 @@ class PlaceReader:
     def _patches(self, inputs: ModelInputs, count: int, item: int) -> list[Place] | None:
         """Special positions in front, then patches row by row, then what else the model adds (detection tokens)."""
         grids = self._grids(inputs)
-        if not grids:
+        if not grids or self._shuffled:
             return None
+        if self._packed(inputs):
+            return self._in_blocks(grids, count)
         together = sum(rows * columns for rows, columns, *_ in grids)
         if len(grids) > 1 and count < together:
             patches = grid_places(grids[min(item, len(grids) - 1)], item)
@@ -120,17 +125,44 @@ class PlaceReader:
             patches = [place for number, grid in enumerate(grids) for place in grid_places(grid, number)]
         behind = int(getattr(self._config, "num_detection_tokens", 0) or 0)
         front = count - len(patches) - behind
-        if front < 0 or (front > 0 and len(patches) == together and len(grids) > 1):
+        if front not in self._fronts() or (front > 0 and len(patches) == together and len(grids) > 1):
             return None
         return [*[Place("special")] * front, *patches, *[Place("special")] * behind]
+
+    def _fronts(self) -> set[int]:
+        """The numbers of special positions that may stand in front of the patches: none, or `[CLS]` with its registers."""
+        vision = getattr(self._config, "vision_config", None) or self._config
+        if str(getattr(vision, "model_type", "")).startswith("llama4"):
+            return {0}  # its `[CLS]` stands behind
+        return {0, 1, 2, 1 + int(getattr(vision, "num_register_tokens", 0) or 0)}
+
+    def _packed(self, inputs: ModelInputs) -> bool:
+        """Return True where patches are cut beforehand, as in Qwen-VL."""
+        return any(isinstance(inputs.get(name), Tensor) for name in ("image_grid_thw", "video_grid_thw"))
+
+    def _in_blocks(self, grids: list[tuple[int, int, float, float]], count: int) -> list[Place] | None:
+        """Patches block by block: those that will be merged to one stand together."""
+        vision = getattr(self._config, "vision_config", None) or self._config
+        side = int(getattr(vision, "spatial_merge_size", 0) or 1)
+        if getattr(vision, "window_size", None) or any(rows % side or columns % side for rows, columns, *_ in grids):
+            return None  # windows put them in another order inside of the tower
+        places: list[Place] = []
+        for number, grid in enumerate(grids):
+            whole = np.array(grid_places(grid, number), dtype=object).reshape(grid[:2])
+            blocks = whole.reshape(grid[0] // side, side, grid[1] // side, side).swapaxes(1, 2)
+            places += blocks.ravel().tolist()
+        return places if len(places) == count else None
 
     def _merged(self, inputs: ModelInputs, count: int) -> list[Place] | None:
         """The patches of the vision tower as the language model takes them: whole, or several made one."""
         grids = self._grids(inputs)
         total = sum(rows * columns for rows, columns, *_ in grids)
         factor = math.isqrt(total // count) if count and total % count == 0 else 0
-        if not factor or factor**2 * count != total:
+        if not factor or factor**2 * count != total or self._shuffled or isinstance(inputs.get("image_sizes"), Tensor):
             return None
+        vision = getattr(self._config, "vision_config", None)
+        if factor > 1 and not any(getattr(part, name, None) for part in (self._config, vision) for name in _MERGES):
+            return None  # learned queries take the place of patches
         if any(rows % factor or columns % factor for rows, columns, *_ in grids):
             return None
         merged = [(rows // factor, columns // factor, h * factor, w * factor) for rows, columns, h, w in grids]
@@ -152,7 +184,9 @@ class PlaceReader:
         pixels = inputs.get("pixel_values")
         if not isinstance(pixels, Tensor) or pixels.ndim not in (4, 5):
             return []
-        images = pixels.shape[0] if pixels.ndim == 4 else pixels.shape[1]
+        images = (
+            pixels.shape[0] if pixels.ndim == 4 else pixels.shape[1] // int(getattr(vision, "tubelet_size", 1) or 1)
+        )
         if getattr(vision, "patch_stride", None) not in (None, height, [height, width], (height, width)):
             return []  # patches that overlap
         return [(pixels.shape[-2] // height, pixels.shape[-1] // width, height, width)] * images
@@ -170,8 +204,10 @@ class PlaceReader:
             # The spectrogram of AST: Kaldi's filter banks, of which 100 make a second.
             return self._spectrogram(values.shape[1], values.shape[2], 0.01, count)
         if isinstance(features, Tensor) and features.ndim == 3 and hop and rate:
-            frames = max(features.shape[1:])
-            if count and frames % count == 0:
+            bands = getattr(getattr(self._config, "audio_config", None) or self._config, "num_mel_bins", None)
+            others = [size for size in features.shape[1:] if size != bands]
+            frames = int(others[0]) if len(others) == 1 else 0
+            if count and frames and frames % count == 0:
                 step = frames // count * hop / rate
                 return [Place("audio", start=n * step, end=(n + 1) * step) for n in range(count)]
         return None

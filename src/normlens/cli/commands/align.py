@@ -25,7 +25,8 @@ from normlens.cli.line_output import (
     opened,
     resumed_run,
 )
-from normlens.cli.terminal import progress_bar, say
+from normlens.cli.options import JsonOption
+from normlens.cli.terminal import print_json, progress_bar, say, show
 from normlens.errors import InputError
 from normlens.options import AnySymmetrization, Combination, Extraction, Setting
 from normlens.types import Json
@@ -154,6 +155,15 @@ class LineStyle:
 
 
 @dataclass(frozen=True)
+class Speech:
+    """Speech"""
+
+    audio: Annotated[Path | None, typer.Option(help="A recording (WAV), in place of sentences.")] = None
+    text: Annotated[str | None, typer.Option(help="What is said in it; by default what the model writes.")] = None
+    as_json: JsonOption = False
+
+
+@dataclass(frozen=True)
 class AlignOutput(Output):
     """Output"""
 
@@ -163,18 +173,29 @@ class AlignOutput(Output):
 
 def align(
     models: Models,
-    source: Annotated[Path, typer.Option(help="Source sentences, one per line.")],
-    target: Annotated[Path, typer.Option(help="Their translations, one per line.")],
+    speech: Speech,
     alignment: Alignment,
     prompts: Prompts,
     links: Links,
     style: LineStyle,
     output: AlignOutput,
+    source: Annotated[Path | None, typer.Option(help="Source sentences, one per line.")] = None,
+    target: Annotated[Path | None, typer.Option(help="Their translations, one per line.")] = None,
 ) -> None:
     """Align the words of sentence pairs: one line of links per pair, `source-target`, counted from 0.
 
-    A pair with an empty side, or one that is too long for the model, gets an empty line and is reported.
+    A pair with an empty side, or one that is too long for the model, gets an empty line and is reported. With --audio:
+    one line per word of a recording, with its start and end in seconds.
     """
+    if speech.audio is not None:
+        if source is not None or target is not None:
+            raise InputError(
+                "--audio aligns a recording with its words, got --source or --target as well; leave them out"
+            )
+        _align_speech(models, speech, alignment.measure)
+        return
+    if source is None or target is None:
+        raise InputError("--source and --target are missing; give both, or --audio")
     if output.save_choice is not None and not (source.is_file() and target.is_file()):
         raise InputError("a choice is saved before a line is written, so it needs files that can be read twice")
     if links.reverse_links is not None and alignment.symmetrize is None:
@@ -236,6 +257,22 @@ def align(
         say(f"normlens: {sum(problems.values())} pairs were left without links")
     _write_page(aligner, output.page, shown, reference)
     say(aligner.signature())
+
+
+def _align_speech(models: Models, speech: Speech, measure: str) -> None:
+    """Print the words of a recording with their times."""
+    from normlens.alignment.speech import align_speech
+
+    lens, _ = models.load()
+    measure = {"attn_n": "af_norm", "attn_w": "alpha"}.get(measure, measure)
+    found = align_speech(lens, speech.audio, speech.text, measure=measure)
+    if speech.as_json:
+        print_json({"heads": found.heads, "measure": found.measure, "words": [vars(word) for word in found.words]})
+        return
+    heads = ", ".join(f"{layer}.{head}" for layer, head in found.heads)
+    say(f"normlens: read from {found.measure} of heads {heads} (layer.head)")
+    for word in found.words:
+        show(f"{word.start:.2f}\t{word.end:.2f}\t{word.word}")
 
 
 def _in_windows(
