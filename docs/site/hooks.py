@@ -33,6 +33,7 @@ NAV: dict[str, list[str]] = {
         "corpus.md",
         "cluster.md",
         "howto/llms.md",
+        "howto/images_and_sound.md",
         "howto/figures.md",
         "howto/gpus.md",
         "howto/other_tools.md",

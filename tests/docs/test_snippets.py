@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
+from scipy.io import wavfile
 
 import normlens
 from normlens.anatomy.loading import default_model
 from normlens.cli.main import main
+from tests.modalities import models as seeing
 
 ROOT = Path(__file__).parents[2]
 #: Of the tiny translation model: with this one, every mark of the snippets finds words.
@@ -103,6 +107,20 @@ def _save(model: Any, tokenizer: Any, *folders: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
+def _save_media(here: Path) -> None:
+    """Tiny models that see and hear, a picture and a recording."""
+    image_processor = transformers.ViTImageProcessorPil(size={"height": 12, "width": 12})
+    float32: dict[str, Any] = {"dtype": torch.float32}
+    _save(seeing.dinov2(**float32), image_processor, here / "facebook" / "dinov2-small")
+    _save(seeing.vit(**float32), image_processor, here / "google" / "vit-base-patch16-224")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=6, chunk_length=1)
+    whisper = here / "openai" / "whisper-tiny.en"
+    _save(seeing.whisper(50, **float32), extractor, whisper)
+    noise = np.random.default_rng(0)
+    Image.fromarray(noise.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(here / "cat.png")
+    wavfile.write(here / "speech.wav", 16_000, noise.standard_normal(2_000).astype(np.float32))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with everything that snippets name."""
@@ -120,6 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     _save(writer, tokenizer, here / "HuggingFaceTB" / "SmolLM2-135M-Instruct")
     tokenizer.chat_template = None
+    _save_media(here)
     translation = lens("bart", SEED)
     names = ("Helsinki-NLP/opus-mt-en-fr", "Helsinki-NLP/opus-mt-fr-en")
     _save(translation.model, translation.tokenizer, *(here / name for name in names))

@@ -72,7 +72,7 @@ def siglip(**options: Any) -> nn.Module:
     return filled(tf.SiglipModel(tf.SiglipConfig(text_config=TEXT, vision_config=VISION)), **options)
 
 
-def whisper(**options: Any) -> nn.Module:
+def whisper(positions: int = 9, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     config = tf.WhisperConfig(
         vocab_size=50,
@@ -84,7 +84,7 @@ def whisper(**options: Any) -> nn.Module:
         decoder_attention_heads=3,
         encoder_ffn_dim=32,
         decoder_ffn_dim=28,
-        max_source_positions=9,
+        max_source_positions=positions,
         max_target_positions=14,
         pad_token_id=0,
         bos_token_id=1,

@@ -17,6 +17,7 @@ import normlens
 from normlens import Lens
 from normlens.cli.main import build
 from normlens.errors import InputError
+from normlens.faithfulness.images import IMAGE_METHODS, Picture, image_study
 from tests.modalities import models
 
 PROCESSOR = tf.ViTImageProcessorPil if hasattr(tf, "ViTImageProcessorPil") else tf.ViTImageProcessor
@@ -153,3 +154,42 @@ def test_loading_and_the_shell(seeing: Lens, picture: Path, tmp_path: Path, caps
     app(["explain", *common, "--output", "LABEL_2", "--picture", str(tmp_path / "e.svg")], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["provenance"]["output"] == "LABEL_2"
     assert (tmp_path / "e.svg").exists()
+
+
+def test_judging_by_patches(seeing: Lens, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = image_study(seeing, [picture, picture])
+    table = study.table()
+    assert sorted(table["method"]) == sorted(IMAGE_METHODS)
+    assert study.against("fixed", "fixed").mean == 0.0
+    for column in ("deletion", "insertion"):  # the same picture twice has the same number twice, whatever the method
+        assert all(values[0] == pytest.approx(values[1]) for values in getattr(study, column).values())
+    folder = tmp_path / "model"
+    seeing.model.save_pretrained(folder)  # type: ignore[operator]
+    seeing.processor.save_pretrained(folder)
+    arguments = ["faithful", "--image", str(picture), "--model", str(folder), "--out", str(tmp_path / "out"), "--json"]
+    build()([*arguments, "--method", "fixed", "--method", "random"], standalone_mode=False)
+    written = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in written["rows"]] == list(
+        table["method"][table["method"].isin(["fixed", "random"])]
+    )
+    assert (tmp_path / "out" / "images.csv").exists()
+
+
+def test_the_patches_of_a_perfect_method_are_all_that_matters(seeing: Lens, picture: Path) -> None:
+    """Scores by removing each patch alone find what deletion asks for at least as well as numbers that are drawn."""
+
+    def erasure(lens: Lens, one: Picture) -> np.ndarray:
+        pixels = one.inputs["pixel_values"]
+        levels = []
+        for place in one.places:
+            changed = pixels.clone()
+            changed[..., int(place.top) : int(place.bottom), int(place.left) : int(place.right)] = 0
+            levels.append(float(lens.model(pixel_values=changed).logits.softmax(-1)[0, one.output]))
+        return -np.array(levels)
+
+    IMAGE_METHODS["erasure"] = erasure
+    try:
+        study = image_study(seeing, [picture], ["erasure", "random"])
+    finally:
+        del IMAGE_METHODS["erasure"]
+    assert study.deletion["erasure"][0] >= study.deletion["random"][0]

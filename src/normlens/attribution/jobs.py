@@ -13,7 +13,7 @@ from torch import Tensor
 from normlens.anatomy.examine import is_encoder_decoder
 from normlens.anatomy.scope import PassScope
 from normlens.attribution.questions import Output, Question, Resolver
-from normlens.errors import InputError
+from normlens.errors import InputError, NormlensError
 from normlens.inputs.encoding import EncodedText, Text, TextEncoder, pad_rows
 from normlens.inputs.prompts import Prompt
 from normlens.lens import Lens
@@ -200,7 +200,15 @@ def written_tokens(
     with PassScope(model), torch.random.fork_rng():
         if reading.seed is not None:
             torch.manual_seed(reading.seed)
-        written = [int(i) for i in model.generate(**options)[0]]
+        try:
+            written = [int(i) for i in model.generate(**options)[0]]
+        except NormlensError:
+            raise
+        except Exception as error:  # each family checks its generation configuration in its own way
+            reason = (str(error).strip().splitlines() or [""])[0][:200]
+            raise InputError(
+                f"{type(model).__name__} failed to generate: {type(error).__name__}: {reason}; pass what it is made to write"
+            ) from error
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [ends]
     if resolver.head == "causal" and len(written) > prompt_length + 1 and written[-1] in ends:

@@ -39,6 +39,9 @@ class Items:
     texts: Annotated[
         list[Path] | None, typer.Option(help="A text per line; what follows a tab is left out (repeat).")
     ] = None
+    images: Annotated[list[Path] | None, typer.Option("--image", help="A picture, for models that see (repeat).")] = (
+        None
+    )
     limit: Annotated[int, typer.Option(min=1, help="Items of each file, of those that can be asked.")] = 40
     skip: Annotated[int, typer.Option(min=0, help="Leave out so many first: another part of the same file.")] = 0
     longest: Annotated[int, typer.Option(min=3, help="Texts with more tokens are refused, and counted.")] = 64
@@ -51,8 +54,8 @@ class Items:
 
     def check(self) -> None:
         """Raise an error for files that cannot be used, before a model is loaded."""
-        if bool(self.evidence) == bool(self.texts):
-            raise InputError("give either --evidence or --texts")
+        if sum(map(bool, (self.evidence, self.texts, self.images))) != 1:
+            raise InputError("give one of --evidence, --texts and --image")
         _check_files(self.files, evidence=bool(self.evidence))
 
     def read(self, lens: Lens) -> list[Sample]:
@@ -86,6 +89,10 @@ def faithful(
 ) -> None:
     """Test which explanation agrees with what the model does, and write a report with a verdict."""
     folder = Path("faithful") if out is None else out
+    if items.images:
+        items.check()
+        _judge_images(items.images, chosen, method, out, overwrite, as_json)
+        return
     _check_names(method, protocol)
     items.check()
     from normlens.faithfulness.report import write_report
@@ -109,6 +116,37 @@ def faithful(
         print_json(found.to_dict())
     else:
         _print(found, report)
+
+
+def _judge_images(
+    images: list[Path], chosen: ModelChoice, methods: list[str] | None, out: Path | None, overwrite: bool, as_json: bool
+) -> None:
+    """Deletion and insertion of patches, as a table and a CSV file."""
+    from normlens.faithfulness.images import image_study
+    from normlens.io.writing import write_table
+    from normlens.results.tables import add_row, new_table
+
+    file = (Path("faithful") if out is None else out) / "images.csv"
+    check_outputs([file], [*images, *chosen.files()], replace=overwrite, remedy="pass --overwrite to replace it")
+    with progress_bars() as move:
+        study = image_study(chosen.open(), images, methods, progress=lambda done, total: move("images", done, total))
+    rows = study.table()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_table(file, rows)
+    if as_json:
+        print_json({"record": study.record, "rows": rows.to_dict("records"), "files": [str(file)]})
+        return
+    table = new_table(
+        "Patches removed (deletion) and shown (insertion), larger is better",
+        ("method", "deletion", "insertion"),
+        right=("deletion", "insertion"),
+    )
+    for row in rows.itertuples():
+        deletion = f"{row.deletion:.3f} ({row.deletion_low:.2f} to {row.deletion_high:.2f})"
+        insertion = f"{row.insertion:.3f} ({row.insertion_low:.2f} to {row.insertion_high:.2f})"
+        add_row(table, str(row.method), deletion, insertion)
+    console().print(table)
+    show(f"wrote {file}")
 
 
 @contextmanager
