@@ -111,7 +111,7 @@ class Numbers:
         """One number per row."""
         self._check_length(first_tensor(output))
         if self._direction is not None:
-            states = _flat(first_tensor(output))
+            states = flat_output(first_tensor(output))
             if states.ndim != 3:
                 raise InputError(
                     f"the model's first output has shape {tuple(states.shape)}, direction= takes (row, position, width); "
@@ -133,7 +133,7 @@ class Numbers:
         scores = getattr(output, "logits_per_image", None)
         if isinstance(scores, Tensor):
             return self._similarities(scores)
-        logits = _flat(first_tensor(output))
+        logits = flat_output(first_tensor(output))
         if logits.ndim not in (2, 3):
             raise InputError(
                 f"the model's first output has shape {tuple(logits.shape)}, explain() takes (row, label) or (row, position, "
@@ -193,7 +193,7 @@ def _answer(question: Question, scores: Tensor, probability: Probability) -> Ans
     return Answer(chosen, question.against, first, second)
 
 
-def _flat(output: Tensor) -> Tensor:
+def flat_output(output: Tensor) -> Tensor:
     """An output for each pixel (row, label, height, width) as one for each position, row by row of the image."""
     return output.flatten(2).transpose(1, 2) if output.ndim == 4 else output
 

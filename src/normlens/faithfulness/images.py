@@ -147,7 +147,7 @@ def _output(lens: Lens, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _levels(lens: Lens, picture: Picture, order: np.ndarray) -> tuple[float, float]:
-    """The mean level of the number with the first patches removed, and with them alone, over the level of the whole image."""
+    """The mean level of the number with the first patches removed, and with them alone, over that of the whole image."""
     pixels = picture.inputs["pixel_values"]
     rows = [pixels]
     for share in SHARES:

@@ -24,9 +24,11 @@ from normlens.anatomy.examine import backbone, few_tokens
 from normlens.anatomy.interface import run_arguments
 from normlens.anatomy.scope import PassScope
 from normlens.anatomy.trace import Recorder
+from normlens.attribution.questions import first_tensor, flat_output, head_of
 from normlens.decompose.block import Block
 from normlens.decompose.steps import Normalization, Scaling
 from normlens.errors import AnatomyError, DecompositionError, NormlensError
+from normlens.families.media import media_families, media_inputs, tiny_media_model
 from normlens.families.tiny import families, tiny_inputs, tiny_model
 from normlens.lens import Lens
 from normlens.measures.proof import TOLERANCE, Subject, prove_sums
@@ -41,7 +43,7 @@ class FamilyReport:
 
     family: str
     mapping: str
-    status: str  # exact | refused
+    status: str  # exact | refused; of types that see or hear also: no attention | not built
     reason: str  # why it is refused; empty where it is exact
     proof: float | None  # the largest relative error of rebuilt vectors
     output: float | None  # the largest relative difference of the model's output under capture
@@ -74,6 +76,66 @@ def check_family(family: str) -> FamilyReport:
     except Exception as error:
         return _refused(family, mapping, f"a tiny model does not run on token ids alone: {_sentence(error)}")
     return replace(_analyzed(family, mapping, model), **_explained(model))
+
+
+def check_media_family(family: str) -> FamilyReport:
+    """Check one family that sees or hears: by the proofs of its analysis and of its explanation, on one row."""
+    mapping = media_families()[family]
+    try:
+        model = tiny_media_model(family)
+        inputs = media_inputs(model)
+        with torch.no_grad():
+            model(**inputs)
+    except Exception as error:
+        return _refused(
+            family, mapping, f"no tiny model that runs could be built: {_sentence(error)}", status="not built"
+        )
+    lens = Lens(model)
+    try:
+        analysis = lens.analyze_inputs(inputs)[0]
+    except NormlensError as error:
+        status = "no attention" if "has no attention" in str(error) else "refused"
+        report = _refused(family, mapping, str(error), status=status)
+    except Exception as error:
+        report = _refused(family, mapping, f"the check itself failed: {_sentence(error)}")
+    else:
+        sites = lens.traced.anatomy_for(inputs).sites
+        report = FamilyReport(
+            family,
+            mapping,
+            "exact",
+            "",
+            proof=analysis.max_proof_error,
+            output=lens.max_output_error,
+            alpha=None,
+            sites={kind: dataset.sizes["layer"] for kind, dataset in analysis.sites.items()},
+            norm=_distinct(site.placement for site in sites),
+            heads=_distinct(site.heads for site in sites),
+            kv_heads=_distinct(site.kv_heads for site in sites),
+            notes="",
+        )
+    return replace(report, **_media_explained(lens, inputs))
+
+
+def _media_explained(lens: Lens, inputs: Mapping[str, Tensor]) -> Json:
+    """Explain one number of what a model that sees or hears puts out."""
+    question: Json = {"output": 1}
+    head = head_of(lens.model)
+    try:
+        if head == "similarity":
+            question = {}
+        elif head == "none":
+            with torch.no_grad():
+                width = flat_output(first_tensor(lens.model(**inputs))).shape[-1]
+            question = {"direction": torch.ones(width), "position": 0}
+        elif head in ("frames", "queries", "token"):
+            question |= {"position": 0}
+        found = lens.explain_inputs(inputs, **question)[0]
+    except NormlensError as error:
+        return {"explained": "refused", "explained_reason": str(error)}
+    except Exception as error:
+        return {"explained": "refused", "explained_reason": f"the check itself failed: {_sentence(error)}"}
+    return {"explained": "complete", "explained_reason": "", "explained_gap": found.proof.gap}
 
 
 def _analyzed(family: str, mapping: str, model: nn.Module) -> FamilyReport:
@@ -248,5 +310,5 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines)}"[:300]
 
 
-def _refused(family: str, mapping: str, reason: str) -> FamilyReport:
-    return FamilyReport(family, mapping, "refused", reason, None, None, None, {}, "", "", "", "", "refused", reason)
+def _refused(family: str, mapping: str, reason: str, *, status: str = "refused") -> FamilyReport:
+    return FamilyReport(family, mapping, status, reason, None, None, None, {}, "", "", "", "", "refused", reason)

@@ -215,3 +215,67 @@ OVERRIDES: dict[str, Json] = {
 }
 
 OVERRIDES["qwen4_exp"] = {"text_config": OVERRIDES["qwen4_exp_text"]}
+
+#: More sizes for types that see or hear, which the tiny models of texts do not take.
+_MEDIA_NAMES: tuple[tuple[int, str], ...] = (
+    (
+        2,
+        "num_blocks num_attention_layers resampler_depth num_frames frames_per_clip num_temporal_layers num_spatial_layers",
+    ),
+    (4, "mm_tokens_per_image num_conv_pos_embedding_groups resampler_n_heads decoder_num_attention_heads"),
+    (8, "num_mel_bins input_feat_per_channel patch_size num_queries num_query_tokens resampler_n_latents num_latents"),
+    (16, "num_conv_pos_embeddings num_image_tokens"),
+    (24, "encoder_linear_units decoder_intermediate_size"),
+    (
+        32,
+        """
+        image_size projection_dim projection_hidden_size out_hidden_size vision_hidden_size text_hidden_size
+        decoder_hidden_size encoder_hidden_size classifier_proj_size codevector_dim proj_codevector_dim output_hidden_size
+        projector_hidden_size fusion_hidden_size cross_hidden_size image_text_hidden_size projection_size
+        """,
+    ),
+    (64, "num_position_embeddings max_2d_position_embeddings crop_size"),
+    (VOCABULARY, "num_codevectors_per_group"),
+)
+MEDIA_SIZES: dict[str, int] = {name: size for size, names in _MEDIA_NAMES for name in names.split()}
+
+_RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8],
+    "depths": [1, 1],
+    "out_features": ["stage2"],
+}
+_DETR = {"backbone_config": _RESNET, "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+_MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}}
+_HALF_MROPE = {
+    "text_config": {"rope_parameters": {**_MROPE["text_config"]["rope_parameters"], "mrope_section": [1, 1, 0]}}
+}
+_WINDOW = {"vision_config": {"window_size": 32}}
+#: What the rule for types that see or hear cannot know.
+MEDIA_OVERRIDES: dict[str, Json] = {
+    **dict.fromkeys(("detr", "conditional_detr", "dab-detr", "table-transformer", "deformable_detr"), _DETR),
+    **dict.fromkeys(("qwen2_vl", "glm4v", "glm46v", "glmga", "paddleocr_vl"), _MROPE),
+    **dict.fromkeys(("glm4v_moe", "glm_ocr"), _HALF_MROPE),
+    **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2", "qwen2_5_omni_thinker"), _WINDOW),
+    "qwen2_5_vl": {**_MROPE, **_WINDOW},
+    "glmasr": {"audio_config": {"intermediate_size": 128}},
+    "voxtral": {"audio_config": {"intermediate_size": 128}, "audio_token_id": 90},
+    "granite_speech": {"encoder_config": {"hidden_dim": 32}, "window_size": 15},
+    "granite_speech_plus": {"encoder_config": {"hidden_dim": 32}, "window_size": 15},
+    "efficientnet": {"hidden_dim": 2560},
+    "donut-swin": {"depths": [2, 2], "num_heads": [2, 4]},
+    "levit": {"image_size": 64, "patch_size": 16},
+    "align": {"projection_dim": 640},
+    "bit": {"num_groups": 2, "hidden_sizes": [32, 64, 128, 256]},
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
+    "dinov3_vit": {"patch_size": 8},
+    "instructblip": {"image_token_index": 90},
+    "blip-2": {"image_token_index": 90},
+    "layoutlmv3": {"coordinate_size": 6, "input_size": 32, "shape_size": 4},
+    "llama4": {"vision_config": {"intermediate_size": 128}},
+    "llava_next": {"image_grid_pinpoints": [[32, 32], [64, 32]]},
+    "swin": {"depths": [2, 2], "num_heads": [2, 4], "patch_size": 4},
+    "swinv2": {"depths": [2, 2], "num_heads": [2, 4], "patch_size": 4},
+    "vipllava": {"vision_feature_layers": [-1, -2]},
+}

@@ -8,6 +8,7 @@ types where the rule alone does not give a valid (or a telling) model.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -62,10 +63,10 @@ def tiny_config(family: str) -> Any:
     return CONFIG_MAPPING[family](**shrunk(CONFIG_MAPPING[family], OVERRIDES.get(family, {})))
 
 
-def shrunk(cls: Any, overrides: Json) -> Json:
+def shrunk(cls: Any, overrides: Json, sizes: Mapping[str, int] = SIZES) -> Json:
     """The arguments that make a tiny configuration of this class."""
     fields = _defaults(cls)
-    chosen: Json = {name: size for name, size in SIZES.items() if _is_larger(fields.get(name), size)}
+    chosen: Json = {name: size for name, size in sizes.items() if _is_larger(fields.get(name), size)}
     for name in ("head_dim", "num_key_value_heads", "vocab_size"):
         if name in fields and fields[name] is None:  # left to the checkpoint
             chosen[name] = SIZES[name]
@@ -90,7 +91,7 @@ def shrunk(cls: Any, overrides: Json) -> Json:
         if kind is AutoConfig and declared is not None and declared.model_type in CONFIG_MAPPING:
             kind = CONFIG_MAPPING[declared.model_type]
         if isinstance(kind, type) and mine is not None and kind is not AutoConfig:
-            chosen[name] = shrunk(kind, mine) | {"model_type": getattr(kind, "model_type", "")}
+            chosen[name] = shrunk(kind, mine, sizes) | {"model_type": getattr(kind, "model_type", "")}
     return chosen | {name: value for name, value in overrides.items() if name not in getattr(cls, "sub_configs", {})}
 
 

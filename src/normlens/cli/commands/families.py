@@ -22,28 +22,32 @@ WIDE = 120
 def families(
     names: Annotated[list[str] | None, typer.Argument(help="Model types to check; without any, all of them.")] = None,
     as_json: JsonOption = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/families.md.")] = False,
+    media: Annotated[bool, typer.Option("--media", help="Types for images, sound, and both with text.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes; as many as cores by default.")
     ] = None,
 ) -> None:
-    """Check every text model family of the installed transformers on a tiny random-weight model."""
-    from normlens.families.table import as_markdown, check_families, counts, sites_text
-    from normlens.families.tiny import families as known
+    """Check every model family of the installed transformers on a tiny random-weight model: of texts, or with --media."""
+    from normlens.families.media import media_families
+    from normlens.families.table import as_markdown, check_families, counts, media_markdown, sites_text
+    from normlens.families.tiny import families as of_text
 
-    unknown = [name for name in names or () if name not in known()]
+    known = media_families() if media else of_text()
+    unknown = [name for name in names or () if name not in known]
     if unknown:
+        kind = "image, sound and multimodal" if media else "text"
         raise InputError(
-            f"{', '.join(unknown)} is no model type of transformers' text mappings; run `normlens families` "
+            f"{', '.join(unknown)} is no model type of transformers' {kind} mappings; run `normlens families` "
             "without names to see them all"
         )
     with progress_bar("families") as progress:
-        reports = check_families(names, workers=workers, progress=progress)
+        reports = check_families(names, media=media, workers=workers, progress=progress)
     if as_json:
         print_json([report.to_dict() for report in reports])
         return
     if markdown:
-        sys.stdout.write(as_markdown(reports))
+        sys.stdout.write(media_markdown(reports) if media else as_markdown(reports))
         return
     from normlens.results.tables import new_table
 
