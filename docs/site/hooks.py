@@ -20,6 +20,7 @@ NAV: dict[str, list[str]] = {
         "tutorials/bert_and_sep.ipynb",
         "tutorials/attention_sink.ipynb",
         "tutorials/why_did_it_say_that.ipynb",
+        "tutorials/what_did_it_see.ipynb",
         "tutorials/alignment_and_aer.ipynb",
         "tutorials/corpus_on_ray.ipynb",
     ],
@@ -47,6 +48,7 @@ NAV: dict[str, list[str]] = {
         "reference/plots.md",
         "reference/alignment.md",
         "families.md",
+        "families_media.md",
     ],
     "Project": [
         "design.md",

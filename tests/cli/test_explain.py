@@ -162,7 +162,7 @@ def test_the_result_is_written_whole_and_never_over_another(causal: Path, shell:
         ("masked", ("the [MASK]", "--generate"), "cannot generate text"),
         ("labelled", ("the cat", "--output", "great"), "one of the labels bad, fine, good"),
         ("labelled", ("the cat", "--output", "7"), "one of the labels bad, fine, good"),
-        ("labelled", ("the cat", "--position", "1"), "one output for the whole text"),
+        ("labelled", ("the cat", "--position", "1"), "one output for the whole input"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(

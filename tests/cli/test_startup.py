@@ -59,7 +59,7 @@ def test_help_and_version_import_no_model_library(arguments: tuple[str, ...], tm
     [
         (("--nope",), "no such option: --nope; see `normlens --help`"),
         (("analyse",), "no such command 'analyse'. Did you mean 'analyze'? See `normlens --help`"),
-        (("analyze",), "missing argument 'text'; see `normlens analyze --help`"),
+        (("analyze",), "give a text, --image or --audio"),
         (("aer", "links", "--gold", "gold", "--worst", "many"), "invalid value for '--worst'"),
         (("corpus", "wiki.txt"), "missing option '--out'; see `normlens corpus --help`"),
         (("aer", "links", "--gold", "gold", "--source", "text"), "--source and --target belong together"),

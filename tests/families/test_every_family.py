@@ -20,11 +20,12 @@ import transformers
 
 from normlens.errors import NormlensError
 from normlens.families import checks as surveying
-from normlens.families.checks import FamilyReport, check_family
-from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, check_families
+from normlens.families.checks import FamilyReport, check_family, check_media_family
+from normlens.families.table import IMAGES, SOUNDS, as_markdown, as_row, check_families, sites_text
 from normlens.families.tiny import families
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+MEDIA_PAGE = PAGE.with_name("families_media.md")
 REGENERATE = "run `normlens families --markdown > docs/families.md` and look at the difference"
 
 
@@ -46,6 +47,17 @@ def one_thread() -> None:
 
 
 @pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", ["vit", "clip", "llava", "whisper", "detr", "llava_next", "wav2vec2", "convnext"])
+def test_types_that_see_or_hear(family: str) -> None:
+    """A few of them; `normlens families --media` checks all."""
+    report = check_media_family(family)
+    assert report.status == ("no attention" if family == "convnext" else "exact"), report.reason
+    assert report.explained == "complete", report.explained_reason
+    line = next(line for line in MEDIA_PAGE.read_text().splitlines() if f"`{family}`" in line)
+    if report.status == "exact":
+        assert f"| exact | {report.explained} |" in line and sites_text(report) in line
+
+
 def test_family(family: str) -> None:
     report = check_family(family)
     assert family in rows(), f"{family} is not on the page: {REGENERATE}"

@@ -176,7 +176,7 @@ def test_the_command_takes_a_chat_and_a_folder(tmp_path: Path, shell: Any) -> No
     code, out, _ = shell("explain", "the cat sat", *common, "--json")
     assert code == 0 and json.loads(out)["provenance"]["text"] == "red cat\n\ntree\n\nthe cat sat"
     code, _, err = shell("explain", *common)
-    assert code == 2 and "give either a text or --chat" in err
+    assert code == 2 and "give either a text, --chat, --image or --audio" in err
 
 
 def test_blanks_belong_to_their_source_where_a_tokenizer_trims_them() -> None:

@@ -33,8 +33,14 @@ def picture():
 
 # %%
 config = ViTConfig(
-    image_size=32, patch_size=4, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
-    id2label=dict(enumerate(labels)), label2id={name: i for i, name in enumerate(labels)},
+    image_size=32,
+    patch_size=4,
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=96,
+    id2label=dict(enumerate(labels)),
+    label2id={name: i for i, name in enumerate(labels)},
     problem_type="multi_label_classification",  # is there a red square? is there a blue one?
 )
 model = ViTForImageClassification(config)
@@ -100,5 +106,7 @@ shares
 # %%
 from normlens.faithfulness.images import image_study
 
-study = image_study(lens, [picture()[0] for _ in range(8)], methods=["fixed", "attention_rollout", "gradient_x_input", "random"])
+study = image_study(
+    lens, [picture()[0] for _ in range(8)], methods=["fixed", "attention_rollout", "gradient_x_input", "random"]
+)
 study.table().round(3)

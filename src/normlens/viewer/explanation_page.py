@@ -17,7 +17,18 @@ from normlens.errors import InputError
 from normlens.inputs.tokens import readable_tokens, sentence
 from normlens.types import Json
 from normlens.viewer.packed_arrays import pack_layers
-from normlens.viewer.page_data import FORMAT, TEXTS, VERSION, axis_data, flat_record, numbers_of, plain, title_of, utf8
+from normlens.viewer.page_data import (
+    FORMAT,
+    TEXTS,
+    VERSION,
+    axis_data,
+    flat_record,
+    numbers_of,
+    plain,
+    title_of,
+    utf8,
+    words_of_axis,
+)
 
 if TYPE_CHECKING:
     from normlens.results.explanation import Explanation
@@ -105,8 +116,7 @@ def readable_output(name: Any) -> str:
 
 
 def _from_tokens(terms: _Terms) -> str:
-    tokens = terms["tokens"].coords.get("key_token")
-    return "" if tokens is None else sentence([str(token) for token in tokens.values])
+    return sentence(words_of_axis(terms["tokens"], "key")) if "key_token" in terms["tokens"].coords else ""
 
 
 def _question(explanation: Explanation) -> Json:

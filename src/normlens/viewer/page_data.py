@@ -111,8 +111,21 @@ def title_of(provenance: JsonMapping, source: str, target: str | None = None) ->
 
 
 def _from_tokens(data: xr.Dataset, axis: str) -> str:
-    coordinate = f"{axis}_token" if f"{axis}_token" in data.coords else "query_token"
-    return sentence([str(token) for token in data[coordinate].values])
+    named = axis if f"{axis}_token" in data.coords else "query"
+    return sentence(words_of_axis(data, named))
+
+
+def words_of_axis(data: xr.Dataset | xr.DataArray, axis: str) -> list[str]:
+    """The tokens of an axis, with one word for all patches of an image and for all frames of sound."""
+    tokens = [str(token) for token in data[f"{axis}_token"].values]
+    if f"{axis}_modality" not in data.coords:
+        return tokens
+    found: list[str] = []
+    for token, modality in zip(tokens, map(str, data[f"{axis}_modality"].values), strict=True):
+        word = token if modality == "text" else "" if modality == "special" else f"▁({modality})"
+        if word and (modality == "text" or word not in found[-1:]):
+            found.append(word)
+    return found
 
 
 def _record(analysis: Analysis) -> Json:
@@ -326,13 +339,17 @@ def axis_data(data: xr.Dataset | xr.DataArray, dim: str, total: int) -> Json:
     else:
         by_marks = words_by_marks(tokens, {token for token in tokens if is_special(token)})
         words = [None if is_special(token) else word for token, word in zip(tokens, by_marks, strict=True)]
-    return {
+    found: Json = {
         "tokens": [utf8(token) for token in tokens],
         "text": readable_tokens(tokens),
         "positions": positions,
         "words": words,
         "total": total,
     }
+    if f"{dim}_row" in data.coords and f"{dim}_column" in data.coords:
+        places = zip(data[f"{dim}_row"].values.tolist(), data[f"{dim}_column"].values.tolist(), strict=True)
+        found["cells"] = [[row, column] if row >= 0 else None for row, column in places]
+    return found
 
 
 def _no_word(number: Any) -> bool:

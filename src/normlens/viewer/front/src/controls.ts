@@ -14,7 +14,8 @@ export interface Controls {
   sync: () => void;
 }
 
-const SITE_TABS = { encoder: "Encoder", decoder: "Decoder", cross: "Cross" };
+/** `Encoder`, `Vision`, `Vision cross`. */
+const siteTab = (name: string): string => name.charAt(0).toUpperCase() + name.slice(1).replace(/_/g, " ");
 
 export function controls(app: App): Controls {
   const set = (patch: Partial<State>) => app.update(patch);
@@ -69,7 +70,7 @@ export function controls(app: App): Controls {
         tab.setAttribute("aria-current", tab.dataset.view === app.state.view ? "page" : "false");
       }
     });
-    const sites = choice("site", "Site", [...app.sites.keys()].map((name) => [name, SITE_TABS[name as State["site"]]] as [State["site"], string]), (site) => set({ site }));
+    const sites = choice("site", "Site", [...app.sites.keys()].map((name) => [name, siteTab(name)] as [State["site"], string]), (site) => set({ site }));
     syncs.push(() => {
       const useful = [...app.sites.values()].filter((site) => viewsOf(site.data, app.data).some((view) => view.name === app.state.view));
       sites.set(app.state.site, app.data.explanation ? [...app.sites.values()].filter((site) => !useful.includes(site)).map((site) => site.name) : []);

@@ -42,7 +42,7 @@ export interface State {
 }
 
 /** The stream of tokens that an axis of a site reads. */
-export function stream(site: SiteData["name"], axis: "query" | "key"): "encoder" | "decoder" {
+export function stream(site: SiteData["name"], axis: "query" | "key"): string {
   return site === "cross" ? (axis === "query" ? "decoder" : "encoder") : site;
 }
 

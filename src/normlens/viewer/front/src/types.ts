@@ -28,11 +28,13 @@ export interface AxisData {
   words: (number | null)[];
   /** In an explanation: before which tokens a space stands. */
   spaces?: boolean[];
+  /** Row and column of positions that are patches of an image. */
+  cells?: ([number, number] | null)[];
   total: number;
 }
 
 export interface SiteData {
-  name: "encoder" | "decoder" | "cross";
+  name: string;
   /** What the site is called in a sentence: `encoder self-attention`. */
   title: string;
   layers: number[];

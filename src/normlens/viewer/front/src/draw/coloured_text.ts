@@ -15,6 +15,8 @@ export interface TextOptions {
   items: Item[];
   /** Before which items a space stands. */
   spaces: boolean[];
+  /** Row and column of items that are patches: they stand as in their image. */
+  cells: ([number, number] | null)[];
   values: number[];
   scale: Scale;
   colour: (t: number) => string;
@@ -37,14 +39,39 @@ interface Place {
   y: number;
   width: number;
   text: string;
+  /** The height of a patch; a token is as high as its line. */
+  height?: number;
 }
 
+/** The side of a patch in a row of so many. */
+const MOST_SIDE = 26;
+
 /** Where each item stands: a space before what begins a word, a new line after a line break. */
-export function placed(items: Item[], spaces: boolean[], numbers: string[] | null, width: number, size: number, line: number): { places: Place[]; height: number } {
+export function placed(items: Item[], spaces: boolean[], numbers: string[] | null, width: number, size: number, line: number, cells: ([number, number] | null)[] = []): { places: Place[]; height: number } {
   const places: Place[] = [];
   let x = 0;
   let y = 0;
+  const columns = Math.max(1, ...cells.map((cell) => (cell ? cell[1] + 1 : 0)));
+  const side = Math.max(4, Math.min(MOST_SIDE, Math.floor(width / columns)));
+  let top: number | null = null;
+  let bottom = 0;
   items.forEach((item, index) => {
+    const cell = cells[index];
+    if (cell) {
+      const before = cells[index - 1];
+      if (top === null || (before && before[0] > cell[0])) {
+        top = top === null ? (x > 0 ? y + line : y) : bottom + 8;
+        bottom = top;
+      }
+      places.push({ x: cell[1] * side, y: top + cell[0] * side, width: side, text: "", height: side });
+      bottom = Math.max(bottom, top + (cell[0] + 1) * side);
+      return;
+    }
+    if (top !== null) {
+      x = 0;
+      y = bottom + 6;
+      top = null;
+    }
     const text = fit(item.text, width - 12, size);
     const wide = Math.min(width, Math.max(textWidth(text, size), numbers ? textWidth(numbers[index], 9.5) : 0) + 8);
     const previous = items[index - 1];
@@ -57,7 +84,7 @@ export function placed(items: Item[], spaces: boolean[], numbers: string[] | nul
     places.push({ x, y, width: wide, text });
     x += wide;
   });
-  return { places, height: y + line };
+  return { places, height: top === null ? y + line : bottom };
 }
 
 export function colouredText(options: TextOptions): DrawnText {
@@ -66,7 +93,7 @@ export function colouredText(options: TextOptions): DrawnText {
   const numbers = items.length <= NUMBERED ? values.map(signed) : null;
   const tall = Math.round(1.55 * size);
   const line = tall + (numbers ? 20 : 6);
-  const { places, height } = placed(items, options.spaces, numbers, options.width - 4, size, line);
+  const { places, height } = placed(items, options.spaces, numbers, options.width - 4, size, line, options.cells);
   const toLeft = items.filter((item) => /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(item.text)).length > items.length / 2;
   const svg = picture(options.width, height + 4, options.name);
   const body = svg.append("g").attr("transform", "translate(2,2)");
@@ -78,12 +105,12 @@ export function colouredText(options: TextOptions): DrawnText {
       .attr("cursor", "pointer")
       .on("pointerenter", () => options.hover(index)).on("pointerleave", () => options.leave()).on("click", () => options.click(index));
     const found = options.found.has(index);
-    group.append("rect").attr("class", "ground").attr("width", place.width).attr("height", tall).attr("rx", 4).attr("fill", fill)
+    group.append("rect").attr("class", "ground").attr("width", place.width).attr("height", place.height ?? tall).attr("rx", place.height ? 0 : 4).attr("fill", fill)
       .attr("stroke", found ? theme.found : index === options.marked ? theme.ink : "none").attr("stroke-width", found ? 2 : 1.4)
       .attr("stroke-dasharray", !found && index === options.marked ? "3 2" : null);
     group.append("text").attr("x", place.width / 2).attr("y", tall / 2).attr("dy", "0.35em").attr("text-anchor", "middle").attr("font-size", size)
       .attr("fill", readableOn(fill)).text(place.text);
-    if (numbers) {
+    if (numbers && !place.height) {
       group.append("text").attr("class", "number").attr("x", place.width / 2).attr("y", tall + 11).attr("text-anchor", "middle").attr("font-size", 9.5)
         .attr("font-variant-numeric", "tabular-nums").attr("fill", theme.muted).text(numbers[index]);
     }
@@ -98,7 +125,7 @@ export function colouredText(options: TextOptions): DrawnText {
         ring.attr("visibility", "hidden");
         return;
       }
-      ring.attr("visibility", "visible").attr("transform", groups[index].attr("transform")).attr("x", -1).attr("y", -1).attr("width", places[index].width + 2).attr("height", tall + 2);
+      ring.attr("visibility", "visible").attr("transform", groups[index].attr("transform")).attr("x", -1).attr("y", -1).attr("width", places[index].width + 2).attr("height", (places[index].height ?? tall) + 2);
     },
   };
 }

@@ -19,8 +19,10 @@ const NAMED = 10;
 /** Among more positions than these, the one that is explained holds so much that the others would not be seen by layer. */
 const MANY = 24;
 const BLOCKS: Record<string, string> = { attention: "attention", cross_attention: "cross-attention", mixer: "mixer", feed_forward: "feed-forward", head: "output" };
-const SIDES: Record<string, string> = { encoder: "source", decoder: "target" };
-const GRIDS: Record<string, string> = { encoder: "Encoder heads", decoder: "Decoder heads", cross: "Cross-attention heads" };
+/** The name of a side: of a model with two sides source and target, elsewhere that of its tower. */
+const sideOf = (name: string, sites: ReadonlyMap<string, unknown>): string => (sites.has("encoder") && ({ encoder: "source", decoder: "target" })[name]) || name;
+const GRID_NAMES: Record<string, string> = { encoder: "Encoder heads", decoder: "Decoder heads", cross: "Cross-attention heads", vision: "Image heads", audio: "Sound heads", text: "Text heads" };
+const gridName = (name: string): string => GRID_NAMES[name] ?? `${name} heads`;
 
 export const explain: ViewModule = {
   name: "explain",
@@ -95,8 +97,8 @@ function draw(context: Context): Shown {
     return {
       ...side,
       text: colouredText({
-        name: `${read.length > 1 ? `${SIDES[side.site.name]}: ` : ""}${side.items.length} ${state.level}s coloured by what they gave; the table holds the numbers`,
-        width, items: side.items, spaces: side.items.map((item) => side.site.data.key.spaces?.[item.members[0]] ?? true), values: side.values, scale: scaleTo(top), colour, theme, found: context.matches(side.items),
+        name: `${read.length > 1 ? `${sideOf(side.site.name, context.sites)}: ` : ""}${side.items.length} ${state.level}s coloured by what they gave; the table holds the numbers`,
+        width, items: side.items, spaces: side.items.map((item) => side.site.data.key.spaces?.[item.members[0]] ?? true), cells: side.items.map((item) => side.site.data.key.cells?.[item.members[0]] ?? null), values: side.values, scale: scaleTo(top), colour, theme, found: context.matches(side.items),
         marked: step > 0 || !question.stepwise ? find(side.items, explained) : -1,
         hover: (index) => shown(side.site, index), leave: pinned, click: (index) => pin(side, index),
       }),
@@ -120,13 +122,13 @@ function draw(context: Context): Shown {
   const headFigures = grids.map((grid) => {
     const { site, values } = grid;
     const drawn = matrix({
-      name: `${GRIDS[site.name]}: ${site.data.layers.length} layers by ${grid.columns.length} heads`, width: each,
+      name: `${gridName(site.name)}: ${site.data.layers.length} layers by ${grid.columns.length} heads`, width: each,
       rows: site.data.layers.map((layer) => `layer ${layer}`), columns: grid.columns,
       value: (row, column) => values[row * grid.columns.length + column],
       scale: scaleTo(headTop), colour, theme, found: { rows: new Set(), columns: new Set() }, rowTitle: "", columnTitle: "head", square: false, rowHeight: rowHeight(site.data.layers.length), maxCell: 40,
       hover: (row, column) => {
         drawn.highlight(row, column);
-        line.replaceChildren(`${GRIDS[site.name].replace("heads", "layer")} ${site.data.layers[row]}, ${/^\d+$/.test(grid.columns[column]) ? `head ${grid.columns[column]}` : grid.columns[column]}: ${signed(values[row * grid.columns.length + column])}`);
+        line.replaceChildren(`${gridName(site.name).replace("heads", "layer")} ${site.data.layers[row]}, ${/^\d+$/.test(grid.columns[column]) ? `head ${grid.columns[column]}` : grid.columns[column]}: ${signed(values[row * grid.columns.length + column])}`);
       },
       leave: () => {
         drawn.highlight(-1, -1);
@@ -209,12 +211,12 @@ function draw(context: Context): Shown {
   const where = question.position !== null && last ? last.data.key.text[question.position + Math.max(0, step - 1)] : null;
   const layersFigure = h("figure", { class: "panel", "data-part": "layers" },
       h("figcaption", {}, h("h2", {}, MAPS[state.choices.map]), h("p", {}, state.choices.map === "states" ? "What each position's vector gave, at the entrance of each layer: how the number is spread over positions as it is made." : "What the output of each block gave at each position, directly and through what follows. Blocks overlap, so they are not added."), many ? h("p", { class: "note" }, `On a √ scale: among ${Math.max(...sides.map((side) => side.items.length))} positions the explained one would outshine the others.`) : null),
-      layerFigures.length ? h("div", { class: "row" }, ...layerFigures.map(({ side, drawn }) => h("div", {}, read.length > 1 ? h("p", { class: "side" }, SIDES[side.site.name]) : null, drawn.node)))
+      layerFigures.length ? h("div", { class: "row" }, ...layerFigures.map(({ side, drawn }) => h("div", {}, read.length > 1 ? h("p", { class: "side" }, sideOf(side.site.name, context.sites)) : null, drawn.node)))
         : nothing(state.choices.map === "states" ? "States" : "Blocks", state.choices.map === "states" ? '"states"' : '"blocks"'));
   const headsFigure = h("figure", { class: "panel", "data-part": "heads" },
     h("figcaption", {}, h("h2", {}, state.choices.grid === "direct" ? "What each head gives straight to the output" : "What passed through each head"),
       h("p", {}, state.choices.grid === "direct" ? "Past all later blocks; the last column is what belongs to no head: feed-forward blocks and biases." : "Edges of all pairs of positions added, through everything that follows. Choose a head to see its edges.")),
-    headFigures.length ? h("div", { class: "row" }, ...headFigures.map(({ site, drawn }) => h("div", {}, grids.length > 1 ? h("p", { class: "side" }, GRIDS[site.name]) : null, drawn.node)))
+    headFigures.length ? h("div", { class: "row" }, ...headFigures.map(({ site, drawn }) => h("div", {}, grids.length > 1 ? h("p", { class: "side" }, gridName(site.name)) : null, drawn.node)))
       : nothing("Heads", state.choices.grid === "direct" ? '"direct"' : '"heads"'));
   const meetingFigure = meeting && h("figure", { class: "panel", "data-part": "pairs" },
     h("figcaption", {}, h("h2", {}, "From the source to the target"), h("p", {}, "What passed along cross-attention between each pair of positions, all layers and heads added.")), meeting.node);
@@ -224,7 +226,7 @@ function draw(context: Context): Shown {
         h("p", { class: "facts" }, ...facts.map(([part, text, says]) => h("span", { "data-part": part, title: says }, h("b", {}, text), ` ${part === "gap" ? "gap of the proof" : says}`))),
         question.says ? h("p", { class: "caution", "data-part": "says" }, question.says) : null,
         h("p", { class: "note" }, `${state.level === "word" ? "Each word has the sum of its tokens' terms, exactly. " : ""}${where !== null ? `Explained at “${shorten(visible(where), 24)}” (dashed). ` : ""}${question.attention === "integrated" ? "Terms include why attention looked where it did (attention=\"integrated\")." : "Attention weights are held fixed: what was carried, not why it was looked at."}`)),
-      ...sides.flatMap((side) => [read.length > 1 ? h("p", { class: "side" }, SIDES[side.site.name]) : null, side.text.node]),
+      ...sides.flatMap((side) => [read.length > 1 ? h("p", { class: "side" }, sideOf(side.site.name, context.sites)) : null, side.text.node]),
       key.node()!, line),
     h("div", { class: `panels columns-${columns}` },
       h("div", { class: "stack" }, h("figure", { class: "panel", "data-part": "sum" }, h("figcaption", {}, h("h2", {}, "What adds up"), h("p", {}, "Tokens and biases are all there is: their sum is the number.")), sum), compact ? layersFigure : null),
@@ -236,12 +238,12 @@ function draw(context: Context): Shown {
     element,
     stacked: true,
     pictures: [
-      ...sides.map((side) => ({ title: read.length > 1 ? SIDES[side.site.name] : `${above}, ${below}`, node: side.text.node })),
+      ...sides.map((side) => ({ title: read.length > 1 ? sideOf(side.site.name, context.sites) : `${above}, ${below}`, node: side.text.node })),
       { title: "Colours", node: key.node()! },
       { title: "What adds up", node: sum },
       ...(meeting ? [{ title: "From the source to the target", node: meeting.node }] : []),
-      ...headFigures.map(({ site, drawn }) => ({ title: GRIDS[site.name], node: drawn.node })),
-      ...layerFigures.map(({ side, drawn }) => ({ title: `${MAPS[state.choices.map]}${read.length > 1 ? `, ${SIDES[side.site.name]}` : ""}`, node: drawn.node })),
+      ...headFigures.map(({ site, drawn }) => ({ title: gridName(site.name), node: drawn.node })),
+      ...layerFigures.map(({ side, drawn }) => ({ title: `${MAPS[state.choices.map]}${read.length > 1 ? `, ${sideOf(side.site.name, context.sites)}` : ""}`, node: drawn.node })),
     ],
     caption: `${contrast ? `${outputOf(question, step)} against ${question.against}: difference of the logits` : `logit of ${outputOf(question, step)}:`} ${signed(value)}; gap of the proof ${question.proof.gap.toExponential(0)}; blue ${above}, amber ${below}`,
     table: {
