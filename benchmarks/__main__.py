@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import corpus, engines, explain, speed
+from benchmarks import corpus, engines, explain, images, speed
 from normlens.plots import save_figure
 from normlens.plots.series import Curve, Curves, plot_series
 from normlens.plots.style import numbered_style
@@ -78,6 +78,9 @@ def rows(rounds: int, long: bool) -> list[Row]:
     found.append(Row.of(case, "ffresln_n, the map", further["map"]))
     found.append(Row("BERT-base 1 x 512", "bare output_attentions=True", speed.attentions(bert, 1, 512, rounds)))
     del bert, llama
+    maps, terms = images.ratios(rounds)
+    found.append(Row.of("ViT-base 8 x 197", "five maps, five mixing ratios, f_norm", maps, images.MAPS))
+    found.append(Row.of("ViT-base 8 x 197", "explain, tokens, over gradient x input", terms, images.TERMS))
     faster = speed.against_materializing(rounds)
     found.append(Row("BERT-base 1 x 128, per layer", "times faster than materializing", faster, 40.0, True))
     extra = speed.peaks("bert-all") - speed.peaks("bert-plain")

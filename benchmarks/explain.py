@@ -93,10 +93,10 @@ def gradient_times_input(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
-def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: TermSelection, chosen: bool = False) -> Any:
+def explained(model: nn.Module, inputs: dict[str, Tensor], wanted: TermSelection, integrated: bool = False) -> Any:
     """The terms with the proof of every run; what is proved once per model is no part of it."""
-    terms = Run(model, inputs, wanted, integrated=chosen).explain(first_logit)
-    check_sums(terms, ProofSettings("benchmark", torch.float32, "integrated" if chosen else "fixed"))
+    terms = Run(model, inputs, wanted, integrated=integrated).explain(first_logit)
+    check_sums(terms, ProofSettings("benchmark", torch.float32, "integrated" if integrated else "fixed"))
     return terms
 
 
