@@ -591,7 +591,9 @@ class Lens:
             notes: For the provenance of each row, where they are no texts.
         """
 
-        check_media_rows(getattr(self.model, "config", None), inputs)
+        if rows is None:
+            check_media_rows(getattr(self.model, "config", None), inputs)
+        images = 1 if rows is not None else images_in(inputs)
 
         def analyze() -> list[Analysis]:
             with self.traced.named_errors(inputs):
@@ -599,17 +601,20 @@ class Lens:
                 request = self._request(anatomy, options)
                 count = len(rows) if rows is not None else rows_of(inputs)
                 report = None if progress is None else _guarded(progress)
-                builder = AnalysisBuilder(count, len(request.sites), report, images=images_in(inputs))
+                builder = AnalysisBuilder(count, len(request.sites), report, images=images)
                 words = _row_words(anatomy.kinds, rows) if request.words is not None and rows is not None else None
                 error = run(self.traced, inputs, request, builder.update, prepared=rows is None, words=words)
-                labels = self.labels(inputs)
+                labels = self.labels(inputs) if rows is None else None
                 analyses = []
                 for n in range(count):
-                    text = None if rows is None else rows[n]
-                    noted = text.notes if text is not None else notes[n] if notes is not None else {}
-                    tokens = {}
-                    for kind, (queries, keys) in builder.masks_of(n).items():
-                        tokens[kind] = labels.sides(kind, n, queries, keys) if text is None else text.sides(kind)
+                    if labels is None:
+                        assert rows is not None
+                        noted = rows[n].notes
+                        tokens = {kind: rows[n].sides(kind) for kind in builder.kinds}
+                    else:
+                        noted = notes[n] if notes is not None else {}
+                        masks = builder.masks_of(n)
+                        tokens = {kind: labels.sides(kind, n, *pair) for kind, pair in masks.items()}
                     record = {"model": self.traced.description(), **deepcopy(request.record)}
                     record |= {"output_check": error, **noted}
                     if is_seeded(self.model):

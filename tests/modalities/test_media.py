@@ -63,6 +63,23 @@ def test_labels_of_a_classifier(seeing: Lens, picture: Path) -> None:
     assert total == pytest.approx(found.value, abs=1e-4)
 
 
+def test_what_is_set_against_an_output(hearing: Lens) -> None:
+    sound = np.random.default_rng(1).standard_normal(2_000).astype(np.float32)
+    one, other = (hearing.explain(audio=sound, sampling_rate=16_000, output=number).value for number in (5, 7))
+    both = hearing.explain(audio=sound, sampling_rate=16_000, output=5, against=7)
+    assert both.value == pytest.approx(one - other, abs=1e-4) and both.provenance["against"] == "7"
+    with pytest.raises(InputError, match="position needs a target"):
+        hearing.explain(audio=sound, sampling_rate=16_000, output=5, position=2)
+
+
+def test_channels_may_stand_on_either_side(hearing: Lens) -> None:
+    sound = np.random.default_rng(1).standard_normal((2, 2_000)).astype(np.float32)
+    values = [
+        hearing.explain(audio=form, sampling_rate=16_000, output=5).value for form in (sound, sound.T, sound.mean(0))
+    ]
+    assert values[0] == values[1] == values[2]
+
+
 def test_sound_is_resampled_and_has_seconds(hearing: Lens, tmp_path: Path) -> None:
     tone = np.sin(np.arange(1_200) / 8_000 * 2 * np.pi * 440).astype(np.float32)
     wavfile.write(tmp_path / "tone.wav", 8_000, (tone * 32_767).astype(np.int16))

@@ -88,7 +88,12 @@ def modality_of(name: str) -> str | None:
 
 def holds_media(inputs: ModelInputs) -> bool:
     """Return True if images or sound are among the inputs."""
-    return any(modality_of(name) in ("vision", "audio") and _is_floating(value) for name, value in inputs.items())
+    for name, value in inputs.items():
+        if name.endswith(("input_ids", "attention_mask")):
+            continue
+        if modality_of(name) in ("vision", "audio") and _is_floating(value):
+            return True
+    return False
 
 
 def _is_floating(value: Any) -> bool:

@@ -121,7 +121,8 @@ _false_hides: ContextVar[bool] = ContextVar("normlens_false_hides", default=True
 def own_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
     """The eager attention function that this module's own modelling code would fall back to."""
     for owner in type(module).__mro__:
-        forward = inspect.unwrap(vars(owner).get("forward"))  # type: ignore[arg-type]
+        own = vars(owner).get("forward")
+        forward = None if own is None else inspect.unwrap(own)
         code = getattr(forward, "__code__", None)
         used = [name for name in getattr(code, "co_names", ()) if name.endswith("eager_attention_forward")]
         for scope in (getattr(forward, "__globals__", {}), vars(sys.modules[owner.__module__])):

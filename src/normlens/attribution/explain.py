@@ -178,7 +178,8 @@ def _rows(
 def explain_inputs(lens: Lens, inputs: ModelInputs, options: InputOptions) -> list[Explanation]:
     """Explain prepared tensors: one `Explanation` per row (see `Lens.explain_inputs`)."""
     request, resolver = _checked(lens, options, InputOptions)
-    check_media_rows(resolver.config, inputs)
+    if holds_media(inputs):
+        check_media_rows(resolver.config, inputs)
     for name in ("logits_to_keep", "num_logits_to_keep"):
         if isinstance(inputs.get(name), Tensor) or inputs.get(name):
             raise InputError(f"explain_inputs() needs the whole output, got {name}={inputs[name]}; leave it out")
@@ -345,7 +346,7 @@ class _Batch:
                 _selection(request),
                 integrated=request.attention == "integrated",
                 record=own is not None,
-                attending=self._attending(inputs),
+                attending=self._attending(inputs) if holds_media(inputs) else (),
             )
             check_layers(run.observer.layers, lambda on_inputs: self._traced_layers(inputs, on_inputs), settings)
             terms = self._terms(run, steps, settings)
@@ -382,7 +383,8 @@ class _Batch:
             raise _MixedRowsError("a constant of this model belongs to no row of the batch; pass one row at a time")
         for each, numbers in zip(terms, steps, strict=True):
             check_finite(each.value, settings.family)
-            self._check_through(each)
+            if self.request.through is not None:
+                self._check_through(each)
             check_sums(each, settings, numbers.sizes)
             check_edges(each, settings, numbers.sizes)
         return terms
@@ -390,7 +392,7 @@ class _Batch:
     def _check_through(self, terms: Terms) -> None:
         """Refuse `through` where terms were carried on to no tower of that name."""
         tower = self.request.through
-        if tower is not None and not any(modality_of(s.input) == tower and s.carried for s in terms.stacks):
+        if not any(modality_of(s.input) == tower and s.carried for s in terms.stacks):
             raise InputError(
                 f"through={tower!r} found no {tower} tower in front of a language model whose layers take one vector for "
                 "each position; leave it out"
@@ -406,8 +408,6 @@ class _Batch:
 
     def _attending(self, inputs: ModelInputs) -> set[nn.Module]:
         """The layers with attention of a model that sees or hears: its other lists are convolutions."""
-        if not holds_media(inputs):
-            return set()
         return {call.module for call in self._traced_layers(inputs, True) if call.attends}
 
     def _own_numbers(self, inputs: ModelInputs, numbers: Numbers) -> tuple[Tensor, float]:

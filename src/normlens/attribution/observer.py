@@ -155,7 +155,8 @@ class Observer:
         self._reads_ids = any(name.endswith("input_ids") for name in inputs)
         self._sees = holds_media(inputs)
         self.layers = Layers(model, self._begin)
-        self._lists = self.layers.followed.lists_of(attending)  # those of a tower; empty: all
+        #: Lists of layers that hold a tower; empty: all.
+        self._lists = self.layers.followed.lists_of(attending) if attending else set()
         self.side: int | None = None
         self.entrances: list[Entrance] = []
         self.stacks: list[Stack] = []
@@ -214,7 +215,8 @@ class Observer:
     def _entered(self, vectors: Tensor, args: Any, kwargs: Any) -> Any:
         lineage = lineage_of(vectors)
         side = lineage.side if lineage is not None else None
-        first = not vectors.requires_grad or (lineage is not None and side is None) or self._takes_new_ids(vectors)
+        first = not vectors.requires_grad or (lineage is not None and side is None)
+        first = first or (self._sees and self._takes_new_ids(vectors))
         if first and not vectors.requires_grad and self.layers.followed.continues:
             raise AnatomyError(
                 f"layer {self.layers.number + 1} takes vectors that were cut off from those of the layer before it (by a "
@@ -241,7 +243,9 @@ class Observer:
                     kept = torch.where(_along(recorded.made, vectors, axes).bool(), vectors.detach(), kept)
             else:
                 kept = vectors.detach().clone()
-            entrance = Entrance(self.layer, side, 1, kept, axes, media=media_of(vectors), items=items)
+            entrance = Entrance(
+                self.layer, side, 1, kept, axes, media=media_of(vectors) if self._sees else None, items=items
+            )
             entrance.before = vectors if vectors.requires_grad and self.replayed is None else None
             leaf = kept.clone().requires_grad_()
             self.stacks.append(Stack(entrance, leaf, root))
@@ -330,7 +334,7 @@ class Observer:
 
     def _takes_new_ids(self, vectors: Tensor) -> bool:
         """Return True if vectors are made of tokens that no stack has taken yet: a language model after its vision tower."""
-        if not self._sees or self.layers.followed.continues:
+        if self.layers.followed.continues:
             return False
         if self.replayed is not None:
             later = self.replayed.stacks[len(self.stacks) :]

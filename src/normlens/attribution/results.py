@@ -219,7 +219,7 @@ class Labels:
             axis: np.arange(len(self.real[side])),
             f"{axis}_token": (axis, np.array(tokens.strings, dtype=object)),
             f"{axis}_word": (axis, np.array(tokens.words)),
-            **coordinates(tokens.places, axis),
+            **(coordinates(tokens.places, axis) if tokens.places else {}),
         }
 
     @property

@@ -228,7 +228,8 @@ class Run:
         kept = again or self._wanted.direct or observer.looks_back or self._sees
         torch.autograd.backward(value.sum(), inputs=leaves, retain_graph=kept)
         reached = [stack.leaf.grad is not None for stack in observer.stacks]
-        self._find_made()
+        if self._sees:
+            self._find_made()
         before = list(reached)
         if through:
             self._carry_on(reached)
@@ -252,7 +253,7 @@ class Run:
         stacks = self.observer.stacks
         for stack in stacks:
             entrance = stack.entrance
-            if stack.root is None or entrance.before is None or entrance.made is not None or not self._sees:
+            if stack.root is None or entrance.before is None or entrance.made is not None:
                 continue
             entrance.made = ~self.observer.positions_of_text(stack)
             entrance.after_tower = any(s.entrance.media and s.entrance.layer < entrance.layer for s in stacks)

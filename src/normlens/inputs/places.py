@@ -97,13 +97,14 @@ class PlaceReader:
     def of_text(self, tokens: Tokens, inputs: ModelInputs) -> Tokens:
         """Tokens of a text in which some stand for patches of images or for frames of sound."""
         places = [Place("text")] * len(tokens.ids)
-        for name, modality in (("image", "image"), ("video", "image"), ("audio", "audio")):
+        modalities: dict[str, Modality] = {"image": "image", "video": "image", "audio": "audio"}
+        for name, modality in modalities.items():
             marks = {getattr(self._config, f"{name}_token_{ending}", None) for ending in ("id", "index")} - {None}
             positions = [n for n, token in enumerate(tokens.ids) if token in marks]
             if positions:
                 found = self._merged(inputs, len(positions)) if modality == "image" else None
                 for n, position in enumerate(positions):
-                    places[position] = found[n] if found else Place(modality)  # type: ignore[arg-type]
+                    places[position] = found[n] if found else Place(modality)
         if all(place.modality == "text" for place in places):
             return tokens
         strings = [s if p.modality == "text" else p.text for s, p in zip(tokens.strings, places, strict=True)]

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from normlens.anatomy.description import Site
-from normlens.anatomy.inputs import holds_media, modality_of
+from normlens.anatomy.inputs import holds_media
 from normlens.anatomy.kinds import Kind
 from normlens.errors import InputError
 from normlens.types import ModelInputs
@@ -48,8 +48,8 @@ class Positions:
         # A mask of another shape (a prepared 4-D one, say) says nothing about padding that could be read here.
         source, target, states = (m.bool().cpu() if isinstance(m, Tensor) and m.ndim == 2 else None for m in masks)
         # A decoder that is handed states of a source has their mask under a name of its own.
-        text = any(modality_of(name) == "text" for name in inputs)
-        return cls(source, target, source if two_sided else states, two_sided, words, text and holds_media(inputs))
+        mixed = "input_ids" in inputs and holds_media(inputs)
+        return cls(source, target, source if two_sided else states, two_sided, words, mixed)
 
     @property
     def last(self) -> Tensor | None:

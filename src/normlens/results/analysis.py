@@ -448,6 +448,11 @@ class AnalysisBuilder:
                     sites[kind] = sites[kind].assign_coords(coordinates(side.places, axis))
         return Analysis(sites, record)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of site that arrived."""
+        return tuple(self._masks)
+
     def masks_of(self, row: int) -> dict[Kind, tuple[Tensor, Tensor]]:
         """The masks of a row's queries and keys, by kind of site; one for each of several images."""
         found = {}
@@ -482,7 +487,7 @@ class AnalysisBuilder:
             if id(mask) not in self._real:
                 self._real[id(mask)] = mask, [slice(None) if row.all() else row.nonzero()[0] for row in mask.numpy()]
         queries, keys = (self._real[id(mask)][1] for mask in masks)
-        each = self._items_of_row(len(result.proof))
+        each = 1 if len(result.proof) == len(self._layers) else self._items_of_row(len(result.proof))
         for item in range(len(result.proof)):
             row, number = divmod(item, each)
             found = {
@@ -493,7 +498,8 @@ class AnalysisBuilder:
             }
             found |= {name: array[item][queries[item]] for name, array in by_query.items()}
             found[PROOF] = np.asarray(float(result.proof[item]))
-            self._layers[row][of_image(result.kind, number)][result.layer] = found
+            kind = of_image(result.kind, number) if number else result.kind
+            self._layers[row][kind][result.layer] = found
 
     def _take_words(self, result: SiteResult) -> None:
         for row, (layers, words) in enumerate(zip(self._layers, result.words, strict=True)):

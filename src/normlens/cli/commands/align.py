@@ -155,9 +155,11 @@ class LineStyle:
 
 
 @dataclass(frozen=True)
-class Speech:
-    """Speech"""
+class Given:
+    """Input"""
 
+    source: Annotated[Path | None, typer.Option(help="Source sentences, one per line.")] = None
+    target: Annotated[Path | None, typer.Option(help="Their translations, one per line.")] = None
     audio: Annotated[Path | None, typer.Option(help="A recording (WAV), in place of sentences.")] = None
     text: Annotated[str | None, typer.Option(help="What is said in it; by default what the model writes.")] = None
     as_json: JsonOption = False
@@ -173,26 +175,25 @@ class AlignOutput(Output):
 
 def align(
     models: Models,
-    speech: Speech,
+    given: Given,
     alignment: Alignment,
     prompts: Prompts,
     links: Links,
     style: LineStyle,
     output: AlignOutput,
-    source: Annotated[Path | None, typer.Option(help="Source sentences, one per line.")] = None,
-    target: Annotated[Path | None, typer.Option(help="Their translations, one per line.")] = None,
 ) -> None:
     """Align the words of sentence pairs: one line of links per pair, `source-target`, counted from 0.
 
     A pair with an empty side, or one that is too long for the model, gets an empty line and is reported. With --audio:
     one line per word of a recording, with its start and end in seconds.
     """
-    if speech.audio is not None:
+    source, target = given.source, given.target
+    if given.audio is not None:
         if source is not None or target is not None:
             raise InputError(
                 "--audio aligns a recording with its words, got --source or --target as well; leave them out"
             )
-        _align_speech(models, speech, alignment.measure)
+        _align_speech(models, given, alignment.measure)
         return
     if source is None or target is None:
         raise InputError("--source and --target are missing; give both, or --audio")
@@ -201,8 +202,8 @@ def align(
     if links.reverse_links is not None and alignment.symmetrize is None:
         raise InputError("--symmetrize is missing; links from a file are symmetrized with the model's")
     check_sentences(source, target)
-    given = (source, target, links.reverse_links, links.gold, alignment.layers_from)
-    read_here = [path for path in given if path is not None] + models.files()
+    files = (source, target, links.reverse_links, links.gold, alignment.layers_from)
+    read_here = [path for path in files if path is not None] + models.files()
     output.check(read_here, [] if output.save_choice is None else [output.save_choice])
     if output.page is None and (links.gold is not None or output.page_line != 1 or output.page_pairs != 1):
         raise InputError("--gold, --page-line and --page-pairs belong to a page; give --page with them")
@@ -259,14 +260,14 @@ def align(
     say(aligner.signature())
 
 
-def _align_speech(models: Models, speech: Speech, measure: str) -> None:
+def _align_speech(models: Models, given: Given, measure: str) -> None:
     """Print the words of a recording with their times."""
     from normlens.alignment.speech import align_speech
 
     lens, _ = models.load()
     measure = {"attn_n": "af_norm", "attn_w": "alpha"}.get(measure, measure)
-    found = align_speech(lens, speech.audio, speech.text, measure=measure)
-    if speech.as_json:
+    found = align_speech(lens, given.audio, given.text, measure=measure)
+    if given.as_json:
         print_json({"heads": found.heads, "measure": found.measure, "words": [vars(word) for word in found.words]})
         return
     heads = ", ".join(f"{layer}.{head}" for layer, head in found.heads)
