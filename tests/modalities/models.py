@@ -96,9 +96,14 @@ def whisper(positions: int = 9, **options: Any) -> nn.Module:
     return filled(tf.WhisperForConditionalGeneration(config), **options)
 
 
-def ctc(**options: Any) -> nn.Module:
+def wavlm(**options: Any) -> nn.Module:
+    """A relative position bias for each row and head, in PyTorch's own attention with separate weights."""
+    return ctc(tf.WavLMConfig, tf.WavLMForCTC, **options)
+
+
+def ctc(config_class: Any = tf.Wav2Vec2Config, model_class: Any = tf.Wav2Vec2ForCTC, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    config = tf.Wav2Vec2Config(
+    config = config_class(
         vocab_size=20,
         hidden_size=24,
         num_hidden_layers=2,
@@ -111,7 +116,7 @@ def ctc(**options: Any) -> nn.Module:
         num_conv_pos_embeddings=4,
         num_conv_pos_embedding_groups=2,
     )
-    return filled(tf.Wav2Vec2ForCTC(config), **options)
+    return filled(model_class(config), **options)
 
 
 def llava(layer: Any = -2, strategy: str = "default", **options: Any) -> nn.Module:

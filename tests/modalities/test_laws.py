@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
         {"output": 7},
     ),
     "ctc": (models.ctc, {"input_values": torch.randn(3, 200, dtype=torch.float64)}, {"output": 4, "position": 6}),
+    "wavlm": (models.wavlm, {"input_values": torch.randn(3, 200, dtype=torch.float64)}, {"output": 4, "position": 6}),
     "llava": (
         models.llava,
         {"input_ids": models.prompt().repeat(3, 1), "pixel_values": models.pixels(3)},

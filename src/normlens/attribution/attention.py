@@ -98,6 +98,8 @@ def multi_head(run: FrozenPass, call: OpCall) -> Any:
         mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
+        if mask is not None and mask.ndim == 3:  # one for each row and head
+            mask = mask.unflatten(0, (rows, heads))
         if padding is not None:
             if padding.dtype == torch.bool:
                 padding = torch.zeros_like(padding, dtype=q.dtype).masked_fill(padding, float("-inf"))
