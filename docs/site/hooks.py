@@ -21,6 +21,7 @@ NAV: dict[str, list[str]] = {
         "tutorials/attention_sink.ipynb",
         "tutorials/why_did_it_say_that.ipynb",
         "tutorials/what_did_it_see.ipynb",
+        "tutorials/what_did_it_hear.ipynb",
         "tutorials/alignment_and_aer.ipynb",
         "tutorials/corpus_on_ray.ipynb",
     ],
