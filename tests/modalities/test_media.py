@@ -17,7 +17,7 @@ import normlens
 from normlens import Lens
 from normlens.cli.main import build
 from normlens.errors import InputError
-from normlens.faithfulness.images import IMAGE_METHODS, Picture, image_study
+from normlens.faithfulness.images import IMAGE_METHODS, SHARES, Picture, image_study, read_picture
 from tests.modalities import models
 
 PROCESSOR = tf.ViTImageProcessorPil if hasattr(tf, "ViTImageProcessorPil") else tf.ViTImageProcessor
@@ -210,3 +210,48 @@ def test_the_patches_of_a_perfect_method_are_all_that_matters(seeing: Lens, pict
     finally:
         del IMAGE_METHODS["erasure"]
     assert study.deletion["erasure"][0] >= study.deletion["random"][0]
+
+
+def test_pointing_at_an_object(seeing: Lens, picture: Path) -> None:
+    """A method that scores what the mask covers points at it, and ranks all of its patches first."""
+    mask = np.zeros((20, 30), dtype=bool)
+    mask[:7, :10] = True  # the first patch of 3 x 3, in the shape of the picture
+
+    def first(lens: Lens, one: Picture) -> np.ndarray:
+        return np.array([float(place.row == place.column == 0) for place in one.places])
+
+    def last(lens: Lens, one: Picture) -> np.ndarray:
+        return -first(lens, one)
+
+    IMAGE_METHODS["first"], IMAGE_METHODS["last"] = first, last
+    try:
+        study = image_study(seeing, [picture], ["first", "last"], masks=[mask])
+    finally:
+        del IMAGE_METHODS["first"], IMAGE_METHODS["last"]
+    assert study.pointing["first"][0] == 1.0 and study.pointing["last"][0] == 0.0
+    assert study.segmentation["first"][0] == 1.0 and study.segmentation["last"][0] == pytest.approx(1 / 9)
+    assert list(study.table().columns[-6:]) == [
+        f"{name}{end}" for name in ("pointing", "segmentation") for end in ("", "_low", "_high")
+    ]
+    with pytest.raises(InputError, match="each image needs its mask"):
+        image_study(seeing, [picture], ["random"], masks=[mask, mask])
+
+
+def test_judging_by_frames_of_sound() -> None:
+    """Deletion by silence, for a classifier of recordings: the steps against removing the samples by hand."""
+    model = models.ctc(tf.Wav2Vec2Config, tf.Wav2Vec2ForSequenceClassification, dtype=torch.float32)
+    lens = Lens(model, tf.Wav2Vec2FeatureExtractor(sampling_rate=16_000, do_normalize=False))
+    sound = np.random.default_rng(0).standard_normal(400).astype(np.float32)
+    study = image_study(lens, [sound], ["fixed", "gradient_x_input", "attention_rollout"], sampling_rate=16_000)
+    assert set(study.columns) == {"deletion", "insertion"}
+    picture = read_picture(lens, sound, 16_000)
+    order = np.argsort(-IMAGE_METHODS["fixed"](lens, picture), kind="stable")
+    levels = []
+    for share in SHARES:
+        changed = picture.inputs["input_values"].clone()
+        for frame in order[: max(1, round(share * len(order)))]:
+            place = picture.places[frame]
+            changed[:, round(place.start * 16_000) : round(place.end * 16_000)] = 0
+        levels.append(float(model(changed).logits.softmax(-1)[0, picture.output]))
+    whole = float(model(picture.inputs["input_values"]).logits.softmax(-1)[0, picture.output])
+    assert study.deletion["fixed"][0] == pytest.approx(1 - np.mean(levels) / whole, abs=1e-5)

@@ -1,13 +1,14 @@
-"""Deletion and insertion of patches: which attribution method finds the patches that an image model's number depends on.
+"""Deletion and insertion of patches and frames: which attribution method finds those that a model's number depends on.
 
 The number is the model's own choice of a label or, of an encoder without a head, its first state along the direction of
-that state. Patches are removed by setting their pixels to the mean colour of the model's training images.
+that state. Patches are removed by setting their pixels to the mean colour of the model's training images, frames by
+silence. With masks of the object, methods are also judged by pointing at it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from PIL import Image as Pillow
 from torch import Tensor
 
 from normlens.anatomy.interface import use_implementation
@@ -24,6 +26,7 @@ from normlens.errors import InputError
 from normlens.faithfulness.bootstrap import Estimate, difference, estimate
 from normlens.inputs.media import joined
 from normlens.inputs.places import Place
+from normlens.plots.media import fitted
 from normlens.types import Json
 
 if TYPE_CHECKING:
@@ -36,9 +39,11 @@ _STEPS = 30  # of integrated gradients
 
 @dataclass(frozen=True)
 class Picture:
-    """One image as a model takes it, the places of its patches, and the number that is explained."""
+    """One image or recording as a model takes it, the places of its positions, and the number that is explained."""
 
     inputs: dict[str, Tensor]
+    name: str  # of the input that holds the image or the recording
+    rate: float  # samples in a second; 0 for an image
     places: tuple[Place, ...]
     positions: tuple[int, ...]  # of the patches among the model's positions
     output: int | None  # the label; None: the direction of the first state
@@ -56,13 +61,22 @@ class ImageStudy:
     deletion: Mapping[str, np.ndarray]
     insertion: Mapping[str, np.ndarray]
     record: Json
+    pointing: Mapping[str, np.ndarray] = field(default_factory=dict)  # whether the best patch lies on the object
+    segmentation: Mapping[str, np.ndarray] = field(default_factory=dict)  # average precision of its patches
+
+    @property
+    def columns(self) -> dict[str, Mapping[str, np.ndarray]]:
+        """The columns by name; those of masks where there were any."""
+        found = {"deletion": self.deletion, "insertion": self.insertion}
+        found |= {"pointing": self.pointing, "segmentation": self.segmentation}
+        return {name: column for name, column in found.items() if column}
 
     def table(self) -> pd.DataFrame:
         """Means with 95 % intervals, best first by deletion."""
         rows = []
         for method in self.deletion:
             row: Json = {"method": method}
-            for name, found in (("deletion", self.deletion), ("insertion", self.insertion)):
+            for name, found in self.columns.items():
                 mean: Estimate = estimate([found[method]])
                 row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
             rows.append(row)
@@ -70,7 +84,9 @@ class ImageStudy:
 
     def against(self, method: str, other: str, column: str = "deletion") -> Estimate:
         """The paired difference of two methods on the same images."""
-        found = self.deletion if column == "deletion" else self.insertion
+        if column not in self.columns:
+            raise InputError(f"column must be one of {', '.join(self.columns)}, got {column!r}")
+        found = self.columns[column]
         return difference([found[method]], [found[other]])
 
 
@@ -79,14 +95,18 @@ def image_study(
     images: Sequence[Any],
     methods: Sequence[str] | None = None,
     *,
+    masks: Sequence[Any] | None = None,
+    sampling_rate: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImageStudy:
     """Remove and show patches in the order of each method's scores.
 
     Args:
         lens: An image classifier or image encoder with its processor.
-        images: Paths, PIL images or arrays.
+        images: Paths, PIL images or arrays; for a sound classifier on samples (wav2vec 2.0) paths of recordings or samples.
         methods: Names of methods; by default all of `IMAGE_METHODS`.
+        masks: For each image an array of its height and width that is true on the object.
+        sampling_rate: Of samples; a file says so itself.
         progress: Called with the number of images that are done and of all images.
 
     Returns:
@@ -100,28 +120,33 @@ def image_study(
             raise InputError(f"a method for images must be one of {', '.join(IMAGE_METHODS)}, got {name!r}")
     if not images:
         raise InputError("images is empty; pass at least one image")
-    deletion: dict[str, list[float]] = {name: [] for name in chosen}
-    insertion: dict[str, list[float]] = {name: [] for name in chosen}
+    if masks is not None and len(masks) != len(images):
+        raise InputError(f"got {len(images)} images and {len(masks)} masks; each image needs its mask")
+    names = ("deletion", "insertion", *(("pointing", "segmentation") if masks is not None else ()))
+    found: dict[str, dict[str, list[float]]] = {column: {name: [] for name in chosen} for column in names}
     for done, image in enumerate(images, start=1):
-        picture = read_picture(lens, image)
+        picture = read_picture(lens, image, sampling_rate)
+        inside = None if masks is None else _covered(lens, picture, masks[done - 1])
         for name in chosen:
-            order = np.argsort(-IMAGE_METHODS[name](lens, picture), kind="stable")
+            scores = IMAGE_METHODS[name](lens, picture)
+            order = np.argsort(-scores, kind="stable")
             removed, shown = _levels(lens, picture, order)
-            deletion[name].append(1.0 - removed)
-            insertion[name].append(shown)
+            found["deletion"][name].append(1.0 - removed)
+            found["insertion"][name].append(shown)
+            if inside is not None:
+                found["pointing"][name].append(float(inside[order[0]]))
+                found["segmentation"][name].append(_average_precision(inside[order]))
         if progress is not None:
             progress(done, len(images))
     record = {"model": lens.identity, "images": len(images), "shares": list(SHARES)}
-    return ImageStudy(
-        {name: np.array(found) for name, found in deletion.items()},
-        {name: np.array(found) for name, found in insertion.items()},
-        record,
-    )
+    columns = {column: {name: np.array(each) for name, each in of.items()} for column, of in found.items()}
+    return ImageStudy(record=record, **columns)
 
 
-def read_picture(lens: Lens, image: Any) -> Picture:
-    """Read one image and ask the model for its own choice."""
-    row = lens.media(None, [image], None, None)
+def read_picture(lens: Lens, image: Any, sampling_rate: int | None = None) -> Picture:
+    """Read one image or recording and ask the model for its own choice."""
+    hears = isinstance(getattr(lens.extractor, "sampling_rate", None), int)
+    row = lens.media(None, [], image, sampling_rate) if hears else lens.media(None, [image], None, None)
     first = next(lens.model.parameters())
     inputs = joined([row], first.device, first.dtype)
     output = _output(lens, inputs)
@@ -133,11 +158,35 @@ def read_picture(lens: Lens, image: Any) -> Picture:
     else:
         raise InputError(f"{type(lens.model).__name__} is no image classifier and no image encoder")
     count = lens.analyze_inputs(inputs, measures=["x_norm"], layers=[1])[0].sites["encoder"].sizes["key"]
-    places = lens.labels(inputs).of_tower("vision", 0, count).places
-    positions = tuple(n for n, place in enumerate(places) if place.modality == "image" and place.row >= 0)
-    if not positions:
-        raise InputError(f"the patches of {lens.family!r} have no known places")
-    return Picture(inputs, tuple(places[n] for n in positions), positions, label, direction)
+    places = lens.labels(inputs).of_tower("audio" if hears else "vision", 0, count).places
+    positions = tuple(n for n, place in enumerate(places) if place.row >= 0 or place.start >= 0)
+    name = "input_values" if hears else "pixel_values"
+    if not positions or name not in inputs or (hears and inputs[name].ndim != 2):
+        raise InputError(f"the positions of {lens.family!r} have no known places in {name}")
+    rate = float(lens.extractor.sampling_rate) if hears else 0.0
+    return Picture(inputs, name, rate, tuple(places[n] for n in positions), positions, label, direction)
+
+
+def _covered(lens: Lens, picture: Picture, mask: Any) -> np.ndarray:
+    """For each patch, whether at least half of it lies on the object; the mask is scaled and cut as its image was."""
+    shape = np.asarray(mask).shape
+    if len(shape) != 2:
+        raise InputError(f"a mask must be an array of height and width, got shape {shape}")
+    drawn = Pillow.fromarray(np.repeat((np.asarray(mask) > 0)[:, :, None].astype(np.uint8) * 255, 3, axis=2))
+    seen = fitted(drawn, lens.media.geometry)[..., 0] > 0.5
+    covered = []
+    for place in picture.places:
+        patch = seen[int(place.top) : int(place.bottom), int(place.left) : int(place.right)]
+        covered.append(patch.size > 0 and patch.mean() >= 0.5)
+    return np.array(covered)
+
+
+def _average_precision(ranked: np.ndarray) -> float:
+    """The mean precision at each patch of the object, best first; not a number where the object has none."""
+    hits = np.flatnonzero(ranked)
+    if not len(hits):
+        return float("nan")
+    return float(np.mean((np.arange(len(hits)) + 1) / (hits + 1)))
 
 
 def _output(lens: Lens, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -148,13 +197,13 @@ def _output(lens: Lens, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def _levels(lens: Lens, picture: Picture, order: np.ndarray) -> tuple[float, float]:
     """The mean level of the number with the first patches removed, and with them alone, over that of the whole image."""
-    pixels = picture.inputs["pixel_values"]
+    pixels = picture.inputs[picture.name]
     rows = [pixels]
     for share in SHARES:
         count = max(1, round(share * len(order)))
         rows.append(_without(pixels, picture, order[:count]))
         rows.append(_without(pixels, picture, order[count:]))
-    levels = _level(_output(lens, {**picture.inputs, "pixel_values": torch.cat(rows)}), picture)
+    levels = _level(_output(lens, {**picture.inputs, picture.name: torch.cat(rows)}), picture)
     whole = float(levels[0]) or 1.0
     return float(levels[1::2].mean()) / whole, float(levels[2::2].mean()) / whole
 
@@ -162,9 +211,16 @@ def _levels(lens: Lens, picture: Picture, order: np.ndarray) -> tuple[float, flo
 def _without(pixels: Tensor, picture: Picture, patches: np.ndarray) -> Tensor:
     changed = pixels.clone()
     for patch in patches.tolist():
-        place = picture.places[patch]
-        changed[..., int(place.top) : int(place.bottom), int(place.left) : int(place.right)] = 0.0
+        changed[_slices(picture, patch)] = 0.0
     return changed
+
+
+def _slices(picture: Picture, patch: int) -> tuple[Any, ...]:
+    """The pixels of a patch, or the samples of a frame."""
+    place = picture.places[patch]
+    if picture.rate:
+        return ..., slice(round(place.start * picture.rate), round(place.end * picture.rate))
+    return ..., slice(int(place.top), int(place.bottom)), slice(int(place.left), int(place.right))
 
 
 def _level(output: Tensor, picture: Picture) -> Tensor:
@@ -201,8 +257,8 @@ def _map_row(lens: Lens, picture: Picture, name: str, *, rollout: bool, normaliz
 
 def _pixel_gradient(lens: Lens, picture: Picture, scale: float) -> Tensor:
     with PassScope(lens.model, grad=True):
-        pixels = (scale * picture.inputs["pixel_values"]).detach().requires_grad_()
-        number = _number(lens.model(**{**picture.inputs, "pixel_values": pixels}), picture)
+        pixels = (scale * picture.inputs[picture.name]).detach().requires_grad_()
+        number = _number(lens.model(**{**picture.inputs, picture.name: pixels}), picture)
         (gradient,) = torch.autograd.grad(number, pixels)
     return gradient
 
@@ -211,11 +267,8 @@ def _gradient_x_input(lens: Lens, picture: Picture, steps: int) -> Scores:
     """Gradients at the pixels times the pixels, added over each patch; along the path from zero where steps are several."""
     scales = [(step + 0.5) / steps for step in range(steps)] if steps > 1 else [1.0]
     gradient = sum(_pixel_gradient(lens, picture, scale) for scale in scales) / len(scales)
-    shares = (gradient * picture.inputs["pixel_values"])[0].sum(0)
-    added = []
-    for place in picture.places:
-        added.append(float(shares[int(place.top) : int(place.bottom), int(place.left) : int(place.right)].sum()))
-    return np.array(added)
+    shares = gradient * picture.inputs[picture.name]
+    return np.array([float(shares[_slices(picture, patch)].sum()) for patch in range(len(picture.places))])
 
 
 def _chefer(lens: Lens, picture: Picture) -> Scores:

@@ -65,7 +65,7 @@ class MediaEncoder:
         if images:
             given["images"] = [read_image(image) for image in images]
             notes["images"] = [_record(image, read) for image, read in zip(images, given["images"], strict=True)]
-            notes["image_geometry"] = self._geometry()
+            notes["image_geometry"] = self.geometry
         if audio is not None:
             rate = self._rate()
             samples, original = read_sound(audio, sampling_rate, rate)
@@ -94,7 +94,8 @@ class MediaEncoder:
                 "the parts one by one"
             )
 
-    def _geometry(self) -> Json:
+    @property
+    def geometry(self) -> Json:
         """The part of an image that the processor takes: how it is scaled, and then cut."""
         reader = getattr(self._processor, "image_processor", self._processor)
         found: Json = {}
