@@ -27,7 +27,7 @@ class Question:
     output: Annotated[
         str | None,
         typer.Option(
-            help="A token (mind its space: ' Paris'), a label, or its number as #7; the model's own choice without it."
+            help="A token (mind its space: ' Paris'), a label or its number; the model's own choice without it."
         ),
     ] = None
     against: Annotated[str | None, typer.Option(help="Explain the difference to this output.")] = None
@@ -49,12 +49,7 @@ class Question:
 
     def options(self) -> Json:
         """Return the arguments of `Lens.explain`."""
-        return {
-            **vars(self),
-            "parts": self.parts or None,
-            "output": _number(self.output),
-            "against": _number(self.against),
-        }
+        return {**vars(self), "parts": self.parts or None}
 
 
 @dataclass(frozen=True)
@@ -172,11 +167,6 @@ def _draw(explanation: Explanation, media: MediaInput, path: Path) -> None:
 
     image = media.images[0] if media.images else None
     save_figure(explanation.plot(image=image, audio=None if image is not None else media.audio), path)
-
-
-def _number(output: str | None) -> str | int | None:
-    """An output by its number where it is written as one behind a `#`: a shell knows no numbers."""
-    return int(output[1:]) if output is not None and output[:1] == "#" and output[1:].isdecimal() else output
 
 
 # ---- for programs ----------------------------------------------------------------------------------------------------
