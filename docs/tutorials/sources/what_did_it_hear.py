@@ -33,9 +33,18 @@ def recording():
 
 # %%
 config = Wav2Vec2Config(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-    conv_dim=(32, 32), conv_kernel=(40, 4), conv_stride=(20, 4), num_feat_extract_layers=2, num_conv_pos_embeddings=8,
-    num_conv_pos_embedding_groups=4, id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)},
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    conv_dim=(32, 32),
+    conv_kernel=(40, 4),
+    conv_stride=(20, 4),
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=8,
+    num_conv_pos_embedding_groups=4,
+    id2label=dict(enumerate(labels)),
+    label2id={n: i for i, n in enumerate(labels)},
     mask_time_prob=0.0,
 )
 model = Wav2Vec2ForAudioFrameClassification(config)
