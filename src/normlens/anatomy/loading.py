@@ -369,12 +369,7 @@ def _processor(name: str, folder: Path | None, where: Json, *, reads_text: bool)
             found = reader.from_pretrained(name, **options)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException as error:  # it is none of this kind, or broken
-            if folder is not None and reads_text:
-                raise ModelError(
-                    f"the processor of {name!r} cannot be read ({_first(error)}); install what it needs, or load the model "
-                    "yourself and pass it on: normlens.Lens(model, processor)"
-                ) from error
+        except BaseException:  # it is none of this kind, or needs a package that is not there: text goes without it
             continue
         return None if isinstance(found, transformers.PreTrainedTokenizerBase) else found
     return None

@@ -57,8 +57,8 @@ class MediaEncoder:
         """Encode one row: a text, its images and its sound, of which any may be missing."""
         if self._processor is None:
             raise InputError(
-                "this lens has no processor, which images and audio need; pass Lens(model, processor), or tensors to "
-                "analyze_inputs() or explain_inputs()"
+                "this lens has no processor, which images and audio need, or it could not be loaded; pass "
+                "Lens(model, processor), or tensors to analyze_inputs() or explain_inputs()"
             )
         given: Json = {}
         notes: Json = {}
