@@ -282,8 +282,8 @@ def test_the_command_prints_a_table_a_verdict_and_a_signature(saved: Path, shell
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], "give either --evidence or --texts"),
-        (["--evidence", "e.csv", "--texts", "t.txt"], "give either --evidence or --texts"),
+        ([], "give one of --evidence, --texts and --image"),
+        (["--evidence", "e.csv", "--texts", "t.txt"], "give one of --evidence, --texts and --image"),
         (["--evidence", "e.csv", "--method", "x"], "a method must be one of"),
         (["--evidence", "e.csv", "--protocol", "x"], "protocol must be one of"),
         (["--evidence", "e.csv", "--removal", "x"], "is not one of 'delete', 'mask', 'zero'"),

@@ -46,7 +46,6 @@ def one_thread() -> None:
     transformers.logging.set_verbosity_error()
 
 
-@pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize("family", ["vit", "clip", "llava", "whisper", "detr", "llava_next", "wav2vec2", "convnext"])
 def test_types_that_see_or_hear(family: str) -> None:
     """A few of them; `normlens families --media` checks all."""
@@ -58,6 +57,7 @@ def test_types_that_see_or_hear(family: str) -> None:
         assert f"| exact | {report.explained} |" in line and sites_text(report) in line
 
 
+@pytest.mark.parametrize("family", families())
 def test_family(family: str) -> None:
     report = check_family(family)
     assert family in rows(), f"{family} is not on the page: {REGENERATE}"
