@@ -133,7 +133,7 @@ class Lens:
     @cached_property
     def media(self) -> MediaEncoder:
         """Turns images and sound into inputs for this model."""
-        return MediaEncoder(self.processor, self.tokenizer, two_sided=self.traced.two_sided)
+        return MediaEncoder(self.processor)
 
     @cached_property
     def encoder(self) -> TextEncoder:

@@ -178,3 +178,14 @@ def test_random_masks_are_the_same_in_every_pass() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert first["attn_n"].equals(second["attn_n"]) and first.provenance["pass_seed"] == 0
     assert lens.explain_inputs(inputs, direction=[1.0] * 24)[0].proof.gap < 1e-5
+
+
+def test_terms_of_an_image_are_the_same_sum_on_both_sides_of_its_projector() -> None:
+    """What image positions gave at the entrance of the language model is what patches and the tower's biases gave."""
+    lens, ids = Lens(models.llava()), models.prompt(2)
+    inputs = {"input_ids": ids, "pixel_values": models.pixels(2)}
+    entered = lens.explain_inputs(inputs, output=7, baseline="zero")[0]
+    carried = lens.explain_inputs(inputs, output=7, baseline="zero", through="vision")[0].site("vision")
+    marked = (ids[0] == models.IMAGE_TOKEN).numpy()
+    expected = float(entered["tokens"].values[marked].sum())
+    assert float(carried["tokens"].sum() + carried["biases"].sum()) == pytest.approx(expected, rel=1e-9)

@@ -44,12 +44,10 @@ class MediaEncoder:
 
     Args:
         processor: An image processor, a feature extractor, or a processor that holds one.
-        tokenizer: The tokenizer; None where the model reads no text.
-        two_sided: Whether the model writes a target.
     """
 
-    def __init__(self, processor: Any, tokenizer: Any, *, two_sided: bool) -> None:
-        self._processor, self._tokenizer, self._two_sided = processor, tokenizer, two_sided
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
 
     def __call__(
         self, text: str | None, images: Sequence[Image], audio: Sound | None, sampling_rate: int | None

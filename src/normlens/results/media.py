@@ -46,14 +46,6 @@ def image_map(array: xr.DataArray, axis: str = "key", image: int = 0) -> xr.Data
     return xr.DataArray(values, dims=(*moved.dims[:-1], "row", "column"), coords=coords, name=array.name)
 
 
-def extent_of(array: xr.DataArray, axis: str = "key", image: int = 0) -> tuple[float, float]:
-    """The width and height in pixels of what the patches of an image cover."""
-    of_image = array[f"{axis}_image"].values == image
-    return float(np.nanmax(array[f"{axis}_right"].values[of_image])), float(
-        np.nanmax(array[f"{axis}_bottom"].values[of_image])
-    )
-
-
 def site_with_places(sites: Mapping[str, xr.DataArray], site: str | None, *, sound: bool = False) -> str:
     """The kind of site whose keys are patches (or stretches of sound): the one that was named, or the first."""
     found = [name for name, array in sites.items() if (has_sound(array) if sound else has_image(array))]
